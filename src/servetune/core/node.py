@@ -1,0 +1,133 @@
+"""Where servers run: facts about a node, the launch spec, and the protocols of a node and of a server process."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
+
+from pydantic import Field
+
+from servetune.core.clock import Clock
+from servetune.core.space import Frozen
+
+
+class EnvRef(Frozen):
+    """A secret: the name of an environment variable of the tuner's own process. Its value is never stored or shown."""
+
+    from_env: str
+
+
+Text: TypeAlias = str | EnvRef
+
+STUDY_MARKER = "SERVETUNE_STUDY"
+TRIAL_MARKER = "SERVETUNE_TRIAL"
+
+
+class LaunchSpec(Frozen):
+    """The exact thing that runs and that is exported: argv (no shell), added environment, port and ready path.
+
+    The markers `SERVETUNE_STUDY` and `SERVETUNE_TRIAL` are added by the node at start and are not part of the spec.
+    """
+
+    argv: tuple[Text, ...]
+    env: Mapping[str, Text] = Field(default_factory=dict)
+    port: int
+    ready_path: str = "/health"
+
+    def shown(self) -> str:
+        """One line for people: environment and argv, quoted; a secret appears as `$NAME`."""
+        words = [f"{name}={_shown(value)}" for name, value in self.env.items()]
+        return " ".join([*words, *(_shown(word) for word in self.argv)])
+
+    def secrets(self) -> frozenset[str]:
+        """Names of the variables that hold secrets used by this spec."""
+        texts = [*self.argv, *self.env.values()]
+        return frozenset(text.from_env for text in texts if isinstance(text, EnvRef))
+
+
+def _shown(text: Text) -> str:
+    return f'"${{{text.from_env}}}"' if isinstance(text, EnvRef) else shlex.quote(text)
+
+
+class NodeFacts(Frozen):
+    """What is known of a node. Absent facts are None or empty; memory in bytes; `simulated` marks invented nodes."""
+
+    node: str
+    host: str = ""
+    simulated: bool = False
+    gpu_names: tuple[str, ...] = ()
+    gpu_memory_bytes: int | None = None  # of one GPU: the smallest
+    compute_capability: str | None = None  # "12.0"
+    interconnect: str | None = None  # pcie | nvlink
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    engine_name: str | None = None
+    engine_version: str | None = None
+    python_version: str | None = None
+    cpu_count: int | None = None
+
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs that the server may use."""
+        return len(self.gpu_names)
+
+
+class Exit(Frozen):
+    """How a process ended: its return code, negative for a signal (as in subprocess); None when it is not known."""
+
+    code: int | None
+
+
+class ServerProcess(Protocol):
+    """A started server. Times are node time."""
+
+    def poll(self) -> Exit | None:
+        """None while it runs. A zombie counts as exited."""
+        ...
+
+    def read_log(self, offset_bytes: int) -> bytes:
+        """At most 1 MiB of the log from `offset_bytes` on; empty when there is no more yet."""
+        ...
+
+    def endpoint(self) -> AbstractContextManager[str]:
+        """Base URL, such as `http://127.0.0.1:30000`; opens a tunnel where one is needed."""
+        ...
+
+    def stop(self, grace_s: float) -> Exit:
+        """INT, TERM, KILL to the group, each after `grace_s` at most; returns once every process of it is gone.
+
+        Idempotent. Raises NodeUnusableError when a process survives KILL.
+        """
+        ...
+
+
+class Node(Protocol):
+    """A place where servers are started. Not thread-safe: one tuner, one server at a time."""
+
+    name: str
+    clock: Clock
+
+    def identity(self) -> str:
+        """What a node lease is keyed by: the same for every tuner that would use the same machine and GPUs."""
+        ...
+
+    def facts(self) -> NodeFacts:
+        """Facts about the node now. Raises NodeUnreachableError."""
+        ...
+
+    def free_port(self) -> int:
+        """A TCP port on which nothing listens on the node at this moment."""
+        ...
+
+    def start(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> ServerProcess:
+        """Start `spec` in a process group of its own, marked with study and trial, logging to `log_dir/server.log`.
+
+        Raises SpecError when a secret's variable is not set or the program does not exist; NodeUnreachableError.
+        """
+        ...
+
+    def reclaim(self, study: str) -> Sequence[str]:
+        """End what this study left behind (by its marker) and nothing else; idempotent. One sentence per group ended."""
+        ...

@@ -1,0 +1,123 @@
+"""The study: everything that a study file says, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from servetune.core.benchmark import Measurement, Workload
+from servetune.core.engine import EngineChoice
+from servetune.core.node import EnvRef
+from servetune.core.space import Frozen, SearchSpace, Value
+
+
+class NodeChoice(Frozen):
+    """The `node:` mapping: the name of a node kind; its other keys are that node's settings, checked by the node."""
+
+    name: str = "local"
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class NamedChoice(Frozen):
+    """`{name: …, **settings}`: a sampler, pruner or load generator."""
+
+    name: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class Objective(Frozen):
+    """What is maximised: a metric at one level, or its (weighted) geometric or arithmetic mean over all levels.
+
+    `limits`: upper bounds such as `{"ttft_p99_s": 2.0}`; a configuration beyond one at any level is infeasible.
+    """
+
+    maximize: Literal["output_tokens_per_s"] = "output_tokens_per_s"
+    aggregate: Literal["geometric_mean", "mean"] = "geometric_mean"
+    level: int | None = None
+    weights: Mapping[int, float] = Field(default_factory=dict)
+    limits: Mapping[str, float] = Field(default_factory=dict)
+
+    def value(self, measurements: Mapping[int, float]) -> float:
+        """Level → tokens/s, to the objective in tokens/s. Every level of the objective must be present.
+
+        Geometric mean: exp(Σ w·ln x / Σ w); a level that gave 0 makes it 0. With equal weights 1.
+        """
+        if self.level is not None:
+            return measurements[self.level]
+        weights = {level: self.weights.get(level, 0.0 if self.weights else 1.0) for level in measurements}
+        total = sum(weights.values())
+        if self.aggregate == "mean":
+            return sum(w * measurements[level] for level, w in weights.items()) / total
+        if any(measurements[level] <= 0 for level, w in weights.items() if w > 0):
+            return 0.0
+        return math.exp(sum(w * math.log(measurements[level]) for level, w in weights.items() if w > 0) / total)
+
+    def beyond_limits(self, measurement: Measurement) -> tuple[str, ...]:
+        """One sentence per limit that the measurement exceeds. Keys: `<ttft|tpot|itl|e2e>_<mean|p50|p90|p95|p99>_s`."""
+        found = []
+        for key, bound in self.limits.items():
+            metric, _, statistic = key.removesuffix("_s").rpartition("_")
+            percentiles = getattr(measurement, f"{metric}_s")
+            got = None if percentiles is None else getattr(percentiles, statistic)
+            if got is not None and got > bound:
+                found.append(f"{key} is {got:.4g} s at concurrency {measurement.concurrency}, limit {bound:g} s")
+        return tuple(found)
+
+
+class Budget(Frozen):
+    """When the search ends: whichever comes first. `patience`: trials in a row without a better value."""
+
+    trials: int = Field(default=40, ge=1, le=100_000)
+    node_hours: float | None = Field(default=None, gt=0)
+    patience: int | None = Field(default=None, ge=1)
+
+
+class Timeouts(Frozen):
+    """Deadlines in node seconds. `stall_s`: no new log line while starting."""
+
+    ready_s: float = Field(default=1800, gt=0)
+    stall_s: float = Field(default=600, gt=0)
+    level_s: float = Field(default=600, gt=0)
+    stop_s: float = Field(default=20, gt=0)  # for each of INT and TERM before the next stronger signal
+
+
+class Confirmation(Frozen):
+    """The best `top` configurations and the baseline are launched `launches` more times each, interleaved. 0: off."""
+
+    top: int = Field(default=1, ge=0, le=20)
+    launches: int = Field(default=2, ge=0, le=20)
+
+
+class Retries(Frozen):
+    """How often a transient failure is tried again, and how many node faults in a row stop the study."""
+
+    transient: int = Field(default=1, ge=0, le=10)
+    node_faults: int = Field(default=3, ge=1, le=100)
+
+
+class StudySpec(Frozen):
+    """A whole study. `space` is already loaded, narrowed and extended, and holds the plain `fixed:` flags.
+
+    `baseline` is what is set beside the fixed flags in the first trial (may be empty).
+    """
+
+    study: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    engine: EngineChoice
+    node: NodeChoice = NodeChoice()
+    space: SearchSpace
+    secret_flags: Mapping[str, EnvRef] = Field(default_factory=dict)  # of `fixed:`; plain ones are in `space.fixed`
+    baseline: Mapping[str, Value] = Field(default_factory=dict)
+    workload: Workload = Workload()
+    objective: Objective = Objective()
+    budget: Budget = Budget()
+    timeouts: Timeouts = Timeouts()
+    sampler: NamedChoice = NamedChoice(name="tpe")
+    pruner: NamedChoice = NamedChoice(name="none")
+    load_generator: NamedChoice = NamedChoice(name="closed_loop")
+    confirm: Confirmation = Confirmation()
+    retries: Retries = Retries()
+    storage: str = "sqlite:///studies/studies.db"
+    seed: int = 0

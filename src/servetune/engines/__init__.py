@@ -1,0 +1,1 @@
+"""Inference engines that a study may name."""

@@ -1,0 +1,1 @@
+"""Nodes that a study may name."""

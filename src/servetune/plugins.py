@@ -1,0 +1,52 @@
+"""Choices that a study file may name: the folder is the registry.
+
+A module `servetune.<folder>.<name>` (name without leading underscore) is a choice. It exposes `Settings`, a pydantic
+model of the keys it takes beside `name`, and `create`, whose arguments depend on the folder:
+
+- engines:          create(choice: EngineChoice, secret_flags: Mapping[str, EnvRef]) -> Engine
+- nodes:            create(settings, base_dir: Path) -> Node
+- benchmarks:       create(settings) -> LoadGenerator
+- search.samplers:  create(settings, seed: int, space: SearchSpace) -> optuna.samplers.BaseSampler
+- search.pruners:   create(settings) -> optuna.pruners.BasePruner
+- exports:          render(record: TrialRecord, run: RunRecord, study: StudySpec, header: Sequence[str]) -> str
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.resources
+from types import ModuleType
+
+from servetune.core.errors import SpecError
+
+#: Words for people, by folder.
+KINDS = {
+    "engines": "engine",
+    "nodes": "node",
+    "benchmarks": "load generator",
+    "search.samplers": "sampler",
+    "search.pruners": "pruner",
+    "exports": "export format",
+}
+
+
+def names(folder: str) -> tuple[str, ...]:
+    """Every choice in `folder`, sorted."""
+    package = importlib.resources.files(f"servetune.{folder}")
+    found = {entry.name.removesuffix(".py") for entry in package.iterdir() if _is_choice(entry.name, entry.is_dir())}
+    return tuple(sorted(found))
+
+
+def load(folder: str, name: str) -> ModuleType:
+    """Import the choice. Raises SpecError, naming the nearest choice, when there is none of that name."""
+    known = names(folder)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"unknown {KINDS[folder]} {name!r}; allowed: {', '.join(known)}{hint}")
+    return importlib.import_module(f"servetune.{folder}.{name}")
+
+
+def _is_choice(entry: str, is_dir: bool) -> bool:
+    return not entry.startswith(("_", ".")) and (entry.endswith(".py") or is_dir)

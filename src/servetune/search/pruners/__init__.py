@@ -1,0 +1,1 @@
+"""Pruners that a study may name."""

@@ -1,0 +1,1 @@
+"""Samplers that a study may name."""

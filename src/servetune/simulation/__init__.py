@@ -1,0 +1,1 @@
+"""The simulated node: scenario, model, server and clock."""

@@ -1,0 +1,1 @@
+"""The study database: tables, migrations, StudyStore."""

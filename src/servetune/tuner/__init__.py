@@ -1,0 +1,1 @@
+"""The loop: sample, check, launch, measure, judge, tell."""
