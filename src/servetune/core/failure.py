@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from pydantic import Field
 
 from servetune.core.space import Frozen, Value
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """Where a launch was when it failed. `load` runs from process start to loaded weights; `serving` has the probe."""
 
     PARSE = "parse"
@@ -21,7 +21,7 @@ class Phase(str, Enum):
     SERVING = "serving"
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """What to do about a failure."""
 
     INFEASIBLE = "infeasible"  # the configuration cannot work here: teach the sampler

@@ -6,7 +6,7 @@ A trial usually has one run; a retry after a transient fault, or a confirmation,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from servetune.core.benchmark import Measurement
@@ -16,7 +16,7 @@ from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import Choice, Frozen, Value
 
 
-class TrialState(str, Enum):
+class TrialState(StrEnum):
     """State of a trial as shown to people and scripts."""
 
     WAITING = "waiting"  # enqueued, not started
@@ -32,7 +32,7 @@ class TrialState(str, Enum):
         return self not in (TrialState.WAITING, TrialState.RUNNING)
 
 
-class RunPurpose(str, Enum):
+class RunPurpose(StrEnum):
     """Why a server was launched."""
 
     SEARCH = "search"
