@@ -1,0 +1,45 @@
+# Set-up and the main jobs. Everything is installed into .venv from requirements.lock; nothing is needed but Python 3.11.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: setup quickstart test check format lock sglang-cpu clean bench-load bench-search
+
+setup: .venv/.ready
+
+.venv/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servetune needs Python 3.11 or newer, found " + sys.version.split()[0] + ": set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing the locked packages into .venv (about a minute) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The main job on the embedded default: a study on the simulated node, then the exported command.
+quickstart: setup
+	@$(BIN)/servetune quickstart studies/quickstart.yaml
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Needed after a change of the dependencies in pyproject.toml.
+lock: setup
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --allow-unsafe --extra dev --generate-hashes --strip-extras --no-emit-index-url \
+		--no-emit-trusted-host --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+# A real SGLang server for the CPU, in an environment of its own outside the clone.
+sglang-cpu:
+	tools/sglang_cpu/install.sh
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
