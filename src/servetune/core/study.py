@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from servetune.core.benchmark import Measurement, Workload
 from servetune.core.engine import EngineChoice
 from servetune.core.node import EnvRef
 from servetune.core.space import Frozen, SearchSpace, Value
+from servetune.core.trial import TrialState
 
 
 class NodeChoice(Frozen):
@@ -121,3 +123,36 @@ class StudySpec(Frozen):
     retries: Retries = Retries()
     storage: str = "sqlite:///studies/studies.db"
     seed: int = 0
+
+
+class StudyRunState(StrEnum):
+    """What a study is doing. `running` is what was last written: only its lease says whether the tuner still lives."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"  # by the user, or by a node that is unusable; can be resumed
+    FINISHED = "finished"
+    FAILED = "failed"  # the tool could not go on; can be resumed
+
+
+class StoredStudy(Frozen):
+    """A study as the database holds it. `source` is the text of its study file, `fingerprint` that of its space."""
+
+    name: str
+    spec: StudySpec
+    source: str
+    fingerprint: str
+    created_at: str  # ISO 8601, UTC
+    state: StudyRunState = StudyRunState.CREATED
+    reason: str = ""  # why it stopped or failed
+
+
+class StudySummary(Frozen):
+    """One line of a list of studies. `trials` counts by state (absent: none); `best`: highest value, tokens/s."""
+
+    name: str
+    state: StudyRunState
+    reason: str = ""
+    created_at: str
+    trials: Mapping[TrialState, int] = Field(default_factory=dict)
+    best: float | None = None

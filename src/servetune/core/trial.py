@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from servetune.core.benchmark import Measurement
 from servetune.core.engine import Violation
@@ -60,6 +62,31 @@ class RunRecord(Frozen):
     log_warnings: tuple[str, ...] = ()
 
 
+class Outcome(Frozen):
+    """What became of a trial; stored before the sampler is told, so that a kill between the two loses nothing.
+
+    `value` is the objective in tokens/s, `levels` maps concurrency to output tokens/s (both finite). `constraint`: how
+    infeasible it is (above 0) or not (0 or below), None when that is not known. `violations` and `duplicate_of` say why
+    nothing was launched. `message`: one sentence for people.
+    """
+
+    state: TrialState
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    levels: Mapping[int, float] = Field(default_factory=dict)
+    constraint: float | None = Field(default=None, allow_inf_nan=False)
+    violations: tuple[Violation, ...] = ()
+    duplicate_of: int | None = None
+    message: str = ""
+
+    @model_validator(mode="after")
+    def _finished(self) -> Self:
+        if not self.state.finished:
+            raise ValueError(f"an outcome has a finished state, got {self.state}")
+        if self.state is TrialState.COMPLETE and self.value is None:
+            raise ValueError("a complete trial has a value")
+        return self
+
+
 class TrialRecord(Frozen):
     """Everything known about a trial."""
 
@@ -70,6 +97,8 @@ class TrialRecord(Frozen):
     value: float | None = None  # of the objective
     rejected: tuple[Violation, ...] = ()
     duplicate_of: int | None = None
+    constraint: float | None = None  # of its outcome
+    message: str = ""  # of its outcome
     repaired_from: int | None = None
     baseline: bool = False
     runs: tuple[RunRecord, ...] = ()
