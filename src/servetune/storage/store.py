@@ -1,0 +1,209 @@
+"""The study database as the rest of servetune sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from optuna.storages import RDBStorage
+
+from servetune.core.benchmark import Measurement
+from servetune.core.failure import Failure
+from servetune.core.node import LaunchSpec, NodeFacts
+from servetune.core.study import StoredStudy, StudyRunState, StudySpec, StudySummary
+from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord
+from servetune.storage import leases, ledger, runs, schema, studies, trials
+from servetune.storage.database import Database, parse_url
+
+
+class StudyStore:
+    """One database: Optuna's storage (`optuna_storage`) and our rows beside it. Each method is one transaction.
+
+    Every method raises StorageError when the database cannot be read or written, beside what it names. What was saved
+    is on disk when the method returns. Values are copies; any thread may call.
+    """
+
+    def __init__(self, database: Database, optuna_storage: RDBStorage) -> None:
+        self.optuna_storage = optuna_storage
+        self._database = database
+        self._leases: list[leases.Lease] = []
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = True) -> StudyStore:
+        """Open `sqlite:///PATH` (relative to the working directory) or `postgresql://…`, and migrate it when needed.
+
+        Raises SpecError for a URL of another kind, UsageError when nothing is there and `create` is False, StorageError
+        for a database that cannot be used: every message says what to do, none shows a password.
+        """
+        database = Database(parse_url(url))
+        try:
+            return cls(database, schema.prepare(database, create=create))
+        except BaseException:
+            database.close()
+            raise
+
+    def close(self) -> None:
+        """Release the leases and close every connection. Idempotent."""
+        for lease in self._leases:
+            lease.release()
+        self.optuna_storage.remove_session()
+        self.optuna_storage.engine.dispose()
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The database's URL with any password masked."""
+        return self._database.shown
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns what Optuna's calls on `optuna_storage` raise into StorageError: `with store.errors(): study.ask()`."""
+        return self._database.errors()
+
+    # studies
+
+    def create_study(self, spec: StudySpec, source: str) -> None:
+        """Store a new study and the text of its file. Raises UsageError when the name is taken.
+
+        A password in a storage URL is stored as `***`.
+        """
+        studies.create(self._database, self.optuna_storage, spec, source)
+
+    def study(self, name: str) -> StoredStudy:
+        """One study. Raises UsageError naming the nearest one when it is unknown."""
+        with self._database.read() as connection:
+            return studies.get(connection, name, self.url)
+
+    def studies(self) -> tuple[StudySummary, ...]:
+        """All studies, oldest first."""
+        with self._database.read() as connection:
+            stored = studies.every(connection)
+        return tuple(self._summary(study) for study in stored)
+
+    def _summary(self, study: StoredStudy) -> StudySummary:
+        proposed = self._proposed(study.name)
+        with self._database.read() as connection:
+            return StudySummary(
+                name=study.name,
+                state=study.state,
+                reason=study.reason,
+                created_at=study.created_at,
+                trials=trials.counts(connection, study.name, proposed),
+                best=trials.best(connection, study.name),
+            )
+
+    def set_state(self, name: str, state: StudyRunState, reason: str = "") -> None:
+        """Write what the study is doing, and why it stopped or failed."""
+        with self._database.write() as connection:
+            studies.set_state(connection, name, state, reason, self.url)
+
+    # runs
+
+    def begin_run(
+        self, study: str, trial: int, attempt: int, purpose: RunPurpose, launch: LaunchSpec, facts: NodeFacts
+    ) -> None:
+        """Store a launch before anything starts. Attempts are numbered per trial, whatever their purpose.
+
+        An interrupted run under the same numbers is replaced with its phases and measurements; its node seconds are
+        charged to `interrupted`. Raises StorageError when that run is finished.
+        """
+        with self._database.write() as connection:
+            runs.begin(connection, (study, trial, attempt), purpose, launch, facts)
+
+    def save_phase(self, study: str, trial: int, attempt: int, name: str, duration_s: float) -> None:
+        """How long a part of an unfinished run took, in node seconds. Saved again, the last one stands."""
+        with self._database.write() as connection:
+            runs.save_phase(connection, (study, trial, attempt), name, duration_s)
+
+    def save_progress(self, study: str, trial: int, attempt: int, node_s: float) -> None:
+        """Node seconds that an unfinished run has used so far: what `interrupted` is charged after a kill."""
+        with self._database.write() as connection:
+            runs.save_progress(connection, (study, trial, attempt), node_s)
+
+    def save_measurement(self, study: str, trial: int, attempt: int, measurement: Measurement) -> None:
+        """What a level of an unfinished run gave. A level measured again replaces its first measurement."""
+        with self._database.write() as connection:
+            runs.save_measurement(connection, (study, trial, attempt), measurement)
+
+    def finish_run(
+        self,
+        study: str,
+        trial: int,
+        attempt: int,
+        *,
+        node_s: float,
+        failure: Failure | None = None,
+        log_facts: Mapping[str, Any] | None = None,
+        log_warnings: Sequence[str] = (),
+        charges: Mapping[str, float] | None = None,
+    ) -> None:
+        """Close a run. `charges` (purpose → node seconds) go to the ledger in the same transaction: never twice."""
+        with self._database.write() as connection:
+            runs.finish(connection, (study, trial, attempt), node_s, failure, log_facts or {}, log_warnings)
+            for purpose, charged_s in (charges or {}).items():
+                ledger.charge(connection, study, purpose, charged_s, trial)
+
+    def runs(self, study: str, trial: int | None = None) -> tuple[RunRecord, ...]:
+        """Runs of a study, or of one trial, by trial and attempt."""
+        with self._database.read() as connection:
+            return runs.every(connection, study, trial)
+
+    # trials
+
+    def save_outcome(self, study: str, trial: int, outcome: Outcome) -> None:
+        """Store what became of a trial, before the sampler is told. Final: another outcome raises StorageError."""
+        with self._database.write() as connection:
+            trials.save_outcome(connection, study, trial, outcome)
+
+    def outcome(self, study: str, trial: int) -> Outcome | None:
+        """The stored outcome; None while there is none."""
+        with self._database.read() as connection:
+            return trials.get_outcome(connection, study, trial)
+
+    def trials(self, study: str) -> tuple[TrialRecord, ...]:
+        """Every trial with its runs, by number. A stored outcome decides the state; else Optuna's row does.
+
+        Of Optuna's user attributes, `assignment`, `baseline` and `repaired_from` are read.
+        """
+        self.study(study)
+        proposed = self._proposed(study)
+        with self._database.read() as connection:
+            return trials.records(connection, study, proposed)
+
+    def _proposed(self, study: str) -> list[Any]:
+        """Optuna's trials, read before our rows: a trial told meanwhile then has its outcome in what is read next."""
+        with self.errors():
+            study_id = self.optuna_storage.get_study_id_from_name(study)
+            return self.optuna_storage.get_all_trials(study_id, deepcopy=False)
+
+    # ledger
+
+    def charge(self, study: str, purpose: str, node_s: float, trial: int | None = None) -> None:
+        """Add node seconds to the ledger: launch, measure, stop, crash, confirm, interrupted."""
+        with self._database.write() as connection:
+            ledger.charge(connection, study, purpose, node_s, trial)
+
+    def ledger(self, study: str) -> Mapping[str, float]:
+        """Purpose → node seconds."""
+        with self._database.read() as connection:
+            return ledger.totals(connection, study)
+
+    # leases
+
+    def acquire(self, key: str, ttl_s: float = 60.0) -> leases.Lease:
+        """Take the lease `study:<name>` or `node:<identity>`; renewed until released, by `close` at the latest.
+
+        Raises StudyBusyError or NodeBusyError naming the process that holds it, since when, and what to do.
+        """
+        lease = leases.acquire(self._database, key, ttl_s)
+        self._leases.append(lease)
+        return lease
