@@ -1,0 +1,69 @@
+"""The two request forms: SGLang's own `/generate`, and OpenAI's `/v1/completions`. Both take prompts as token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from servetune.core.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go."""
+
+    host: str
+    port: int
+    prefix: str  # path before the API's own, without a slash at its end
+    tls: bool
+    headers: Mapping[str, str]
+
+    @property
+    def authority(self) -> str:
+        """Host and port as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def message(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """A whole HTTP request. Compressed answers are declined: each event should be on the wire as it is."""
+        lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {self.authority}", "Accept-Encoding: identity"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if body is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (body or b"")
+
+
+def parse_target(base_url: str, headers: Mapping[str, str]) -> Target:
+    """Split a base URL. Raises SpecError for anything but http and https."""
+    url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise SpecError(f"the server's address is {base_url!r}; expected http://host:port")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return Target(url.hostname, port, url.path.rstrip("/"), url.scheme == "https", dict(headers))
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """Builds the requests of one API. `model` is only sent with the OpenAI API."""
+
+    api: Literal["sglang", "openai"]
+    target: Target
+    model: str = "default"
+
+    def request(self, ids_json: bytes, output_tokens: int) -> bytes:
+        """A streaming request for exactly `output_tokens` tokens, greedy, going on past an end-of-text token."""
+        if self.api == "sglang":
+            body = (
+                b'{"input_ids":%b,"sampling_params":{"temperature":0,"max_new_tokens":%d,"ignore_eos":true},'
+                b'"stream":true}'
+            )
+            return self.target.message("POST", "/generate", body % (ids_json, output_tokens))
+        body = (
+            b'{"model":%b,"prompt":%b,"temperature":0,"max_tokens":%d,"ignore_eos":true,"stream":true,'
+            b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
+        )
+        return self.target.message(
+            "POST", "/v1/completions", body % (json.dumps(self.model).encode(), ids_json, output_tokens)
+        )

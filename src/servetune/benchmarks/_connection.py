@@ -1,0 +1,294 @@
+"""One streaming request at a time on one connection, at the least CPU per event.
+
+A server sends each event as one chunk, and a client that keeps up reads it as one read. That read is recognised by its
+shape (chunk head, `data:`, two line feeds, chunk end), and the only thing looked for in it is the running token count,
+from its end: work that does not grow with a cumulative text. Everything else takes the general way through
+`_http.AnswerReader` and `_events.EventSplitter`, with the same result. JSON is decoded once per answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from servetune.benchmarks._events import EventSplitter
+from servetune.benchmarks._http import AnswerReader, MalformedAnswerError
+from servetune.benchmarks._records import Records
+
+#: A running count in an event. Inside a JSON string the quotes would be escaped, so that text cannot look like it.
+COUNT_KEY = b'"completion_tokens":'
+
+
+class Owner(Protocol):
+    """Who is told that a connection may be used again, or no more."""
+
+    def request_ended(self, connection: Connection) -> None:
+        """The request is over and recorded; the connection is open and idle when `connection.usable`."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Sends requests, records their events. One request at a time; never raises for what the server does."""
+
+    def __init__(self, owner: Owner, records: Records) -> None:
+        self._owner = owner
+        self._records = records
+        self._add_time = records.event_time.append
+        self._add_request = records.event_request.append
+        self._add_tokens = records.event_tokens.append
+        self._transport: asyncio.Transport | None = None
+        self._now: Callable[[], float] = time.monotonic
+        self.busy = False
+        self.last_event = 0.0  # wall time of the last sign of life of the current request
+        self._plain = False  # at the border of a chunk of an event stream with nothing held
+        self._tokens = 0
+        self._begin(0, 0)
+
+    # the caller's side
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request can be sent now."""
+        return self._transport is not None and not self.busy and not self._transport.is_closing()
+
+    @property
+    def started(self) -> bool:
+        """Whether the current request has given a token."""
+        return self._tokens > 0
+
+    def send(self, message: bytes, asked: int) -> int:
+        """Send a request for `asked` tokens; returns its index in the records."""
+        assert self._transport is not None
+        now = self._now()
+        self._begin(self._records.open_request(now, asked), asked)
+        self.busy, self.last_event = True, now
+        self._transport.write(message)
+        return self.request
+
+    def abandon(self) -> None:
+        """Close at once; a request in flight is neither completed nor failed."""
+        self.busy = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, reason: str) -> None:
+        """Record the current request as failed and close."""
+        if self.busy:
+            self.busy = False
+            self._records.fail_request(self.request, self._now(), reason)
+            if self._transport is not None:
+                self._transport.abort()
+            self._owner.request_ended(self)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer."""
+        if self._plain:
+            head = data.find(b"\r\n", 1, 12)
+            size = len(data)
+            if (
+                head > 0
+                and data.find(b"\n\n", head) == size - 4
+                and data.endswith(b"\r\n")
+                and data.startswith(b"data:", head + 2)
+            ):
+                try:
+                    if int(data[:head], 16) == size - head - 4:
+                        at = data.rindex(COUNT_KEY)
+                        count = int(data[at + 20 : data.index(b",", at)])
+                        new = count - self._tokens
+                        if new > 0:
+                            self._tokens = count
+                            self.last_event = now = self._now()
+                            self._add_time(now)
+                            self._add_request(self.request)
+                            self._add_tokens(new)
+                            self._last = data
+                            return
+                except ValueError:
+                    pass  # not the common shape: take the general way
+        self._general(data)
+
+    def eof_received(self) -> bool:
+        """The server closes after this answer."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A request in flight ends here: complete when its body was delimited by the close, else cut."""
+        self._transport = None
+        if not self.busy:
+            return
+        if self._reader.status and self._reader.end_of_input():
+            self._finish()
+        elif exc is not None:
+            self.fail(f"connection lost: {type(exc).__name__}")
+        else:
+            self.fail("connection closed before the end of the answer")
+
+    # the general way
+
+    def _begin(self, request: int, asked: int) -> None:
+        self.request = request
+        self._asked = asked
+        self._tokens = 0
+        self._counted = 0  # content events without a token count
+        self._total: int | None = None  # of a final usage record
+        self._last = b""
+        self._done = False
+        self._plain = False
+        self._reader = AnswerReader()
+        self._splitter = EventSplitter()
+        self._error_body = b""
+
+    def _general(self, data: bytes) -> None:
+        if not self.busy:
+            if self._transport is not None:
+                self._transport.abort()  # bytes that nobody asked for: the connection is out of step
+            return
+        try:
+            body = self._reader.feed(data)
+            if self._reader.status == 200:
+                self._read_events(self._splitter.feed(body) if body else ())
+            elif self._reader.status:
+                self._error_body = (self._error_body + body)[:2000]
+        except MalformedAnswerError as error:
+            self.fail(f"malformed answer: {error}")
+            return
+        self._plain = self._reader.at_border and not self._splitter.held and self._reader.status == 200
+        if self._reader.complete and self.busy:
+            self._finish()
+
+    def _read_events(self, events: Any) -> None:
+        for event in events:
+            if event == b"[DONE]":
+                self._done = True
+            else:
+                self._read_event(event)
+            if not self.busy:
+                return
+
+    def _read_event(self, event: bytes) -> None:
+        at = event.rfind(COUNT_KEY)
+        count = None if at < 0 else _number_at(event, at + len(COUNT_KEY))
+        if count is None:
+            self._read_uncounted(event)
+            return
+        if b'"choices":[]' in event or b'"choices": []' in event:
+            self._total = count  # OpenAI's closing usage record
+        new = count - self._tokens
+        if new < 0 and not self._counted:
+            self.fail("malformed answer: the token count went back")
+            return
+        if new > 0 and not self._counted:
+            self._tokens = count
+            self._note(new)
+        if self._total is None:
+            self._last = event
+
+    def _read_uncounted(self, event: bytes) -> None:
+        try:
+            decoded = json.loads(event)
+        except ValueError:
+            self.fail("malformed answer: an event is not JSON")
+            return
+        if not isinstance(decoded, dict) or "error" in decoded:
+            self.fail(f"the server reports an error in the stream: {_short(event)}")
+            return
+        self._last = event
+        if has_content(decoded):
+            self._counted += 1
+            self._note(1)
+
+    def _note(self, tokens: int) -> None:
+        self.last_event = now = self._now()
+        self._add_time(now)
+        self._add_request(self.request)
+        self._add_tokens(tokens)
+
+    def _finish(self) -> None:
+        """The answer is complete: decode its last event, judge, record."""
+        if self._reader.excess or not self._reader.keep_alive:
+            self._close_softly()
+        if self._reader.status != 200:
+            self._reject(f"HTTP {self._reader.status}: {_short(self._error_body)}")
+            return
+        tokens = self._total if self._total is not None else (self._counted or self._tokens)
+        reason = self._trouble(tokens)
+        if reason is not None:
+            self._reject(reason)
+            return
+        self.busy = False
+        self._records.complete_request(self.request, self.last_event, tokens, self._counted > 0)
+        self._owner.request_ended(self)
+
+    def _trouble(self, tokens: int) -> str | None:
+        if not tokens:
+            return "an answer without a token"
+        if not self._done and self._splitter.held:
+            return "connection closed before the end of the answer"
+        reason = finish_reason(self._last)
+        if tokens != self._asked:
+            return f"{tokens} of {self._asked} tokens, finish reason {reason or 'none'}"
+        return None
+
+    def _reject(self, reason: str) -> None:
+        self.busy = False
+        self._records.fail_request(self.request, self._now(), reason)
+        self._owner.request_ended(self)
+
+    def _close_softly(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _number_at(event: bytes, at: int) -> int | None:
+    """The whole number that stands at `at`, or None."""
+    digits = event[at : at + 24].lstrip()
+    end = 0
+    while end < len(digits) and 48 <= digits[end] <= 57:
+        end += 1
+    return int(digits[:end]) if end else None
+
+
+def has_content(decoded: dict[str, Any]) -> bool:
+    """Whether an event without a token count carries text or ids."""
+    choices = decoded.get("choices")
+    if isinstance(choices, list):
+        return any(_choice_text(choice) for choice in choices if isinstance(choice, dict))
+    return bool(decoded.get("text") or decoded.get("output_ids"))
+
+
+def _choice_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    inner = delta if isinstance(delta, dict) else choice
+    return bool(inner.get("text") or inner.get("content") or inner.get("reasoning_content"))
+
+
+def finish_reason(event: bytes) -> str | None:
+    """Why the answer ended, out of its last event: SGLang's `meta_info.finish_reason.type` or OpenAI's word."""
+    begin, end = event.find(b"{"), event.rfind(b"}")
+    try:
+        decoded = json.loads(event[begin : end + 1])
+    except ValueError:
+        return None
+    if not isinstance(decoded, dict):
+        return None
+    source = decoded.get("meta_info")
+    if not isinstance(source, dict):
+        choices = decoded.get("choices")
+        source = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    reason = source.get("finish_reason")
+    return reason.get("type") if isinstance(reason, dict) else reason if isinstance(reason, str) else None
+
+
+def _short(text: bytes) -> str:
+    return " ".join(text.decode("utf-8", "replace").split())[:160]
