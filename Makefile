@@ -16,7 +16,9 @@ setup: .venv/.ready
 
 # The main job on the embedded default: a study on the simulated node, then the exported command.
 quickstart: setup
-	@$(BIN)/servetune quickstart studies/quickstart.yaml
+	@$(BIN)/servetune start --or-resume studies/quickstart.yaml
+	@$(BIN)/servetune report quickstart
+	@$(BIN)/servetune export quickstart --format shell
 
 test: setup
 	$(BIN)/python -m pytest

@@ -8,7 +8,7 @@ model of the keys it takes beside `name`, and `create`, whose arguments depend o
 - benchmarks:       create(settings) -> LoadGenerator
 - search.samplers:  create(settings, seed: int, space: SearchSpace) -> optuna.samplers.BaseSampler
 - search.pruners:   create(settings) -> optuna.pruners.BasePruner
-- exports:          render(record: TrialRecord, run: RunRecord, study: StudySpec, header: Sequence[str]) -> str
+- exports:          render(launch: LaunchSpec, header: Sequence[str]) -> str
 """
 
 from __future__ import annotations

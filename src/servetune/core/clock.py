@@ -1,4 +1,4 @@
-"""Clocks and sleeps are arguments everywhere, so that a study replays in seconds. All times are node time in seconds."""
+"""Clocks and sleeps are arguments everywhere, so that a study replays in seconds. All times are node time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     """Node time. Under a time scale or in virtual time it runs faster than the wall clock."""
+
+    @property
+    def poll_s(self) -> float:
+        """How long to sleep between two looks at something, in node seconds."""
+        ...
 
     def now_s(self) -> float:
         """Seconds of node time since an arbitrary origin; never goes back."""
@@ -25,6 +30,7 @@ class WallClock:
         if not time_scale > 0:
             raise ValueError(f"time_scale must be above 0, got {time_scale}")
         self.time_scale = time_scale
+        self.poll_s = 0.2 if time_scale == 1.0 else 0.05 * time_scale  # a compressed phase may last a fraction of a second
 
     def now_s(self) -> float:
         """Seconds of node time since an arbitrary origin."""

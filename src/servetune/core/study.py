@@ -123,6 +123,7 @@ class StudySpec(Frozen):
     retries: Retries = Retries()
     storage: str = "sqlite:///studies/studies.db"
     seed: int = 0
+    source_file: str = ""  # absolute path of the study file; relative paths in it resolve against its folder
 
 
 class StudyRunState(StrEnum):

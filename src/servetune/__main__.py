@@ -1,0 +1,5 @@
+"""`python -m servetune`."""
+
+from servetune.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""Options and openings that several commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from servetune.storage import StudyStore
+
+DEFAULT_STORAGE = "sqlite:///studies/studies.db"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def storage_option(command: Command) -> Command:
+    """`--storage URL`: the study database."""
+    option = click.option(
+        "--storage",
+        default=lambda: os.environ.get("SERVETUNE_STORAGE", DEFAULT_STORAGE),
+        show_default=DEFAULT_STORAGE,
+        help="Study database; SERVETUNE_STORAGE sets another default.",
+    )
+    return option(command)
+
+
+def json_option(command: Command) -> Command:
+    """`--json`: for scripts."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")(command)
+
+
+def open_store(url: str) -> StudyStore:
+    """An existing database. Raises UsageError when there is none."""
+    return StudyStore.open(url, create=False)
+
+
+def console() -> Console:
+    """Standard output; no control codes into a pipe, no colours under NO_COLOR."""
+    piped = not sys.stdout.isatty()
+    return Console(width=160 if piped else None, highlight=False, no_color=True if piped else None)

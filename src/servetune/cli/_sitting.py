@@ -1,0 +1,41 @@
+"""One sitting at a terminal: the view, the signals, and the sentence that ends it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from servetune.cli._options import console
+from servetune.console import view
+from servetune.core.study import StudySpec
+from servetune.core.trial import TrialState
+from servetune.storage import StudyStore
+from servetune.tuner.confirm import winner
+from servetune.tuner.session import run_study
+from servetune.tuner.stopping import Interrupted, StopRequest, signals
+
+INTERRUPTED_STATUS = 130
+
+
+def sit(spec: StudySpec, store: StudyStore) -> None:
+    """Carry the study on; exit status 1 when it ended without a configuration that works, 130 when interrupted."""
+    shown, stop = console(), StopRequest()
+    try:
+        with view(shown) as listener, signals(stop):
+            reason = run_study(spec, store, listener, stop)
+    except (Interrupted, KeyboardInterrupt):
+        click.echo(f"stopped; go on with `servetune resume {spec.study}`", err=True)
+        sys.exit(INTERRUPTED_STATUS)
+    shown.print(f"study {spec.study!r} is finished: {reason}", markup=False)
+    best = winner(store.trials(spec.study), spec)
+    if best is None:
+        failed = sum(t.state is not TrialState.REJECTED for t in store.trials(spec.study))
+        click.echo(
+            f"error: none of the {failed} configurations worked; `servetune report {spec.study}` says why", err=True
+        )
+        sys.exit(1)
+    shown.print(
+        f"`servetune report {spec.study}` ranks what was measured, `servetune export {spec.study}` prints the command",
+        markup=False,
+    )

@@ -1,0 +1,82 @@
+"""`servetune export`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+from servetune import plugins
+from servetune.cli._options import open_store, storage_option
+from servetune.core.errors import SpecError, UsageError
+from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
+from servetune.report import provenance
+from servetune.tuner.confirm import winner
+
+EXAMPLE = """
+\b
+Example:
+  servetune export quickstart --format shell
+  servetune export quickstart --trial 3 --format json -o best.json
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("study")
+@click.option(
+    "--format", "format_", default="shell", show_default=True, help=f"One of {', '.join(plugins.names('exports'))}."
+)
+@click.option("--trial", type=int, help="Another trial than the best.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead.")
+@storage_option
+def command(study: str, format_: str, trial: int | None, output: Path | None, storage: str) -> None:
+    """Print the best launch command of STUDY: byte for byte the argv and environment that was measured."""
+    exporter = plugins.load("exports", format_)
+    with open_store(storage) as store:
+        stored, records = store.study(study), store.trials(study)
+    record = _chosen(study, records, trial) if trial is not None else winner(records, stored.spec)
+    if record is None:
+        raise UsageError(f"study {study!r} has no complete trial yet; `servetune status {study}` shows where it is")
+    run = _measured_run(study, record)
+    text = exporter.render(run.launch, provenance(stored, records, record, run))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(output, text, executable=format_ == "shell")
+
+
+def _chosen(study: str, records: tuple[TrialRecord, ...], number: int) -> TrialRecord:
+    found = next((record for record in records if record.number == number), None)
+    if found is None:
+        last = len(records) - 1
+        raise UsageError(f"--trial {number}: study {study!r} has no such trial; it has 0 to {last}")
+    return found
+
+
+def _measured_run(study: str, record: TrialRecord) -> RunRecord:
+    """The run whose launch spec is exported: the search's last."""
+    runs = [run for run in record.runs if run.purpose is RunPurpose.SEARCH]
+    if not runs:
+        known = "" if record.duplicate_of is None else f"; it is the same as trial {record.duplicate_of}"
+        raise UsageError(f"trial {record.number} of study {study!r} was never launched ({record.state.value}){known}")
+    return runs[-1]
+
+
+def write_whole(path: Path, text: str, executable: bool) -> None:
+    """Write a file so that nobody ever sees half of it. Raises SpecError when it cannot be written."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise SpecError(f"-o {path}: cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(0o755 if executable else 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise SpecError(f"-o {path}: cannot be written: {error.strerror}") from error

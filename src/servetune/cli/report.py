@@ -1,0 +1,103 @@
+"""`servetune report`."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.console import duration, tokens_per_s
+from servetune.report import SIMULATED, Ranked, Report, build
+
+EXAMPLE = """
+\b
+Example:
+  servetune report quickstart
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("study")
+@storage_option
+@json_option
+def command(study: str, storage: str, as_json: bool) -> None:
+    """Rank STUDY's configurations against the baseline at each concurrency level; say what failed and why."""
+    with open_store(storage) as store:
+        report = build(store.study(study), store.trials(study), dict(store.ledger(study)))
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        show(report, console())
+
+
+def show(report: Report, shown: Console) -> None:
+    """Print the report for a person."""
+    shown.print(f"study {report.study}: {report.state}", markup=False)
+    if report.simulated:
+        shown.print(SIMULATED, markup=False)
+    _unknown_first(report, shown)
+    if report.ranking:
+        shown.print(_ranking(report))
+    shown.print(f"Verdict: {report.verdict}.", markup=False)
+    _failures(report, shown)
+    _costs(report, shown)
+    for warning in report.warnings:
+        shown.print(f"warning: {warning}", markup=False)
+
+
+def _ranking(report: Report) -> Table:
+    levels = sorted({level for ranked in report.ranking for level in ranked.levels})
+    table = Table("trial", "tokens/s", "gain", *(f"c={level}" for level in levels), "sets", box=None, pad_edge=False)
+    for ranked in report.ranking:
+        table.add_row(*_row(report, ranked, levels))
+    return table
+
+
+def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[str]:
+    base = report.baseline is not None and ranked.trial == report.baseline.trial
+    mark = " (baseline)" if base else " *" if ranked.trial == report.winner else ""
+    gain = ""
+    if report.baseline is not None and report.baseline.value and not base:
+        gain = f"{100 * (ranked.value / report.baseline.value - 1):+.1f} %"
+    cells = [_cell(ranked, level) for level in levels]
+    notes = [
+        ranked.sets,
+        ranked.note and f"[{ranked.note}]",
+        *(f"[not in effect: {w}]" for w in ranked.not_in_effect[:2]),
+    ]
+    return [f"{ranked.trial}{mark}", tokens_per_s(ranked.value), gain, *cells, " ".join(n for n in notes if n)]
+
+
+def _cell(ranked: Ranked, level: int) -> str:
+    value = tokens_per_s(ranked.levels.get(level))
+    gain = ranked.gains.get(level)
+    return value if gain is None or gain == 0 else f"{value} ({100 * gain:+.0f} %)"
+
+
+def _unknown_first(report: Report, shown: Console) -> None:
+    for group in report.failures:
+        if group.slug == "unknown":
+            trials = ", ".join(map(str, group.trials))
+            shown.print(f"UNKNOWN CRASH, trial {trials}: {group.message}; please look: {group.evidence}", markup=False)
+
+
+def _failures(report: Report, shown: Console) -> None:
+    if report.failures:
+        shown.print("What failed:", markup=False)
+    for group in report.failures:
+        trials = ", ".join(map(str, group.trials))
+        shown.print(f"  {group.slug} in {group.phase}, trial {trials}: {group.message}", markup=False)
+        if group.evidence and group.evidence not in group.message:
+            shown.print(f"      {group.evidence[:300]}", markup=False)
+    if report.rejected:
+        shown.print("Rejected before any launch:", markup=False)
+    for reason, count in report.rejected.items():
+        shown.print(f"  {count} × {reason}", markup=False)
+
+
+def _costs(report: Report, shown: Console) -> None:
+    total_s = sum(report.node_s.values())
+    if total_s:
+        parts = ", ".join(f"{purpose} {duration(spent_s)}" for purpose, spent_s in report.node_s.items())
+        shown.print(f"Node time: {duration(total_s)} ({parts})", markup=False)

@@ -1,0 +1,51 @@
+"""`servetune start`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from servetune.cli._options import console
+from servetune.cli._seeding import with_hints_of
+from servetune.cli._sitting import sit
+from servetune.core.errors import UsageError
+from servetune.core.study import StudyRunState
+from servetune.settings import load_study
+from servetune.storage import StudyStore
+
+EXAMPLE = """
+\b
+Example:
+  servetune start studies/quickstart.yaml
+  servetune start studies/quickstart.yaml --new-name second-try
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--new-name", metavar="NAME", help="Start under another name than the file's.")
+@click.option("--storage", help="Study database; default: the one that the study file names.")
+@click.option("--seed-from", metavar="STUDY", help="Measure the best configurations of an earlier study first.")
+@click.option("--or-resume", is_flag=True, help="Go on with the study when it exists; say so when it is finished.")
+def command(file: Path, new_name: str | None, storage: str | None, seed_from: str | None, or_resume: bool) -> None:
+    """Start the tuning study that FILE describes. Ctrl-C once stops cleanly, twice at once; `resume` goes on."""
+    overrides = {key: value for key, value in (("study", new_name), ("storage", storage)) if value is not None}
+    spec = load_study(file, overrides)
+    with StudyStore.open(spec.storage) as store:
+        if seed_from is not None:
+            spec = with_hints_of(spec, store.study(seed_from), store.trials(seed_from))
+        known = {study.name: study for study in store.studies()}
+        if spec.study in known and or_resume:
+            if known[spec.study].state is StudyRunState.FINISHED:
+                console().print(f"study {spec.study!r} is finished already")
+                return
+            spec = store.study(spec.study).spec.model_copy(update={"storage": spec.storage})
+        elif spec.study in known:
+            raise UsageError(
+                f"study {spec.study!r} exists already in {store.url}: go on with `servetune resume {spec.study}`, "
+                f"or start another with `servetune start {file} --new-name NAME`"
+            )
+        else:
+            store.create_study(spec, file.read_text(encoding="utf-8"))
+        sit(spec, store)

@@ -1,0 +1,101 @@
+"""`servetune status`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.table import Table
+
+from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.console import duration, tokens_per_s
+from servetune.core.study import StoredStudy, StudyRunState
+from servetune.core.trial import TrialRecord, TrialState
+from servetune.storage import StudyStore
+from servetune.tuner.confirm import winner
+
+EXAMPLE = """
+\b
+Example:
+  servetune status
+  servetune status quickstart --json
+"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("study", required=False)
+@storage_option
+@json_option
+def command(study: str | None, storage: str, as_json: bool) -> None:
+    """Show all studies, or the trials of STUDY: their states, and the best so far."""
+    with open_store(storage) as store:
+        if study is None:
+            _studies(store, as_json)
+        else:
+            _trials(store, store.study(study), as_json)
+
+
+def _studies(store: StudyStore, as_json: bool) -> None:
+    summaries = store.studies()
+    if as_json:
+        click.echo(json.dumps([summary.model_dump(mode="json") for summary in summaries], indent=2))
+        return
+    table = Table("study", "state", "trials", "best tokens/s", "started", box=None, pad_edge=False)
+    for summary in summaries:
+        counts = ", ".join(f"{count} {state.value}" for state, count in summary.trials.items() if count)
+        table.add_row(summary.name, summary.state.value, counts, tokens_per_s(summary.best), summary.created_at)
+    console().print(table)
+
+
+def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
+    records = store.trials(stored.name)
+    best = winner(records, stored.spec)
+    if as_json:
+        click.echo(json.dumps(document(stored, records, best), indent=2))
+        return
+    shown = console()
+    reason = f" ({stored.reason})" if stored.reason else ""
+    spent_s = sum(store.ledger(stored.name).values())
+    shown.print(f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time", markup=False)
+    table = Table("trial", "state", "tokens/s", "class", "phase", "sets", box=None, pad_edge=False)
+    for record in records:
+        table.add_row(*_row(stored, record, best))
+    shown.print(table)
+
+
+def _row(stored: StoredStudy, record: TrialRecord, best: TrialRecord | None) -> tuple[str, ...]:
+    mark = "*" if best is not None and best.number == record.number else ""
+    fixed = stored.spec.space.fixed
+    sets = " ".join(f"{k}={v}" for k, v in record.assignment.items() if fixed.get(k) != v)
+    entry = trial_entry(stored, record)
+    words = (f"{record.number}{mark}", entry["state"], tokens_per_s(record.value), entry["class"], entry["phase"], sets)
+    return tuple("" if word is None else str(word) for word in words)
+
+
+def document(stored: StoredStudy, records: tuple[TrialRecord, ...], best: TrialRecord | None) -> dict[str, Any]:
+    """What `--json` prints: `{study, state, best, trials: [{number, state, value, phase, class}]}`."""
+    return {
+        "study": stored.name,
+        "state": stored.state.value,
+        "best": None if best is None else {"number": best.number, "value": best.value},
+        "trials": [trial_entry(stored, record) for record in records],
+    }
+
+
+def trial_entry(stored: StoredStudy, record: TrialRecord) -> dict[str, Any]:
+    """One trial for scripts. A trial that a stopped tuner left unfinished waits to be run again."""
+    active = stored.state is StudyRunState.RUNNING
+    state = TrialState.WAITING if record.state is TrialState.RUNNING and not active else record.state
+    failure = record.failure
+    return {
+        "number": record.number,
+        "state": state.value,
+        "value": record.value,
+        "phase": None if failure is None else failure.phase.value,
+        "class": None if failure is None else failure.slug,
+        "baseline": record.baseline,
+        "duplicate_of": record.duplicate_of,
+        "repaired_from": record.repaired_from,
+        "assignment": dict(record.assignment),
+    }

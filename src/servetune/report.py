@@ -1,0 +1,209 @@
+"""What a study found, as data: ranking against the baseline, what failed and why, where the node time went."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from servetune import __version__
+from servetune.core.node import NodeFacts
+from servetune.core.space import Frozen
+from servetune.core.study import StoredStudy
+from servetune.core.trial import RunRecord, TrialRecord, TrialState
+from servetune.tuner.confirm import Lead, baselines, failed_again, lead, winner
+
+SIMULATED = "SIMULATED: every number below was invented by a model of a node, none was measured on hardware"
+
+
+class Ranked(Frozen):
+    """One line of the ranking. `levels`: concurrency → output tokens/s; `gains`: the same over the baseline, − 1."""
+
+    trial: int
+    value: float
+    levels: dict[int, float]
+    gains: dict[int, float]
+    sets: str
+    lead: Lead | None = None
+    note: str = ""
+    not_in_effect: tuple[str, ...] = ()
+
+
+class FailureGroup(Frozen):
+    """Trials that failed alike."""
+
+    slug: str
+    phase: str
+    trials: tuple[int, ...]
+    message: str
+    evidence: str
+
+
+class Report(Frozen):
+    """A whole report. `warnings` are for the reader's judgement of everything else."""
+
+    study: str
+    state: str
+    simulated: bool
+    baseline: Ranked | None
+    ranking: tuple[Ranked, ...]
+    winner: int | None
+    verdict: str
+    failures: tuple[FailureGroup, ...]
+    rejected: dict[str, int]
+    node_s: dict[str, float]
+    warnings: tuple[str, ...]
+
+
+def build(stored: StoredStudy, records: Sequence[TrialRecord], ledger: dict[str, float]) -> Report:
+    """The report of a study in any state."""
+    complete = [r for r in records if r.state is TrialState.COMPLETE and r.duplicate_of is None and r.value is not None]
+    ordered = sorted(complete, key=lambda r: (-(r.value or 0.0), r.number))
+    base = next(iter(baselines(records)), None)
+    best = winner(records, stored.spec)
+    return Report(
+        study=stored.name,
+        state=stored.state.value,
+        simulated=is_simulated(records),
+        baseline=None if base is None else _ranked(stored, base, base),
+        ranking=tuple(_ranked(stored, record, base) for record in ordered),
+        winner=None if best is None else best.number,
+        verdict=verdict(stored, records, best, base),
+        failures=failure_groups(records),
+        rejected=_rejections(records),
+        node_s=ledger,
+        warnings=_warnings(records, ordered[:5]),
+    )
+
+
+def is_simulated(records: Sequence[TrialRecord]) -> bool:
+    """Whether any run was on a simulated node."""
+    return any(run.facts.simulated for record in records for run in record.runs)
+
+
+def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) -> Ranked:
+    levels = {m.concurrency: m.output_tokens_per_s for m in record.measurements}
+    base_levels = {} if base is None else {m.concurrency: m.output_tokens_per_s for m in base.measurements}
+    own = base is not None and base.number == record.number
+    runs = [run for run in record.runs if run.finished_at]
+    return Ranked(
+        trial=record.number,
+        value=record.value or 0.0,
+        levels=levels,
+        gains={level: value / base_levels[level] - 1 for level, value in levels.items() if base_levels.get(level)},
+        sets=sets(stored, record),
+        lead=None if own else lead(record, base, stored.spec),
+        note="failed in its confirmation" if failed_again(record) else "",
+        not_in_effect=tuple(dict.fromkeys(warning for run in runs for warning in run.log_warnings)),
+    )
+
+
+def sets(stored: StoredStudy, record: TrialRecord) -> str:
+    """What a trial sets beside the fixed flags, in one line."""
+    fixed = stored.spec.space.fixed
+    words = [f"{flag}={value}" for flag, value in record.assignment.items() if fixed.get(flag) != value]
+    return " ".join(words) or "(the fixed flags alone)"
+
+
+def verdict(
+    stored: StoredStudy, records: Sequence[TrialRecord], best: TrialRecord | None, base: TrialRecord | None
+) -> str:
+    """One sentence: who won, by how much, and how sure that is."""
+    if best is None:
+        return "no configuration worked"
+    if base is None:
+        return f"trial {best.number} is the best; there is no complete baseline to compare it with"
+    if best.number == base.number:
+        return "the baseline stands: nothing measured is ahead of it"
+    found = lead(best, base, stored.spec)
+    assert found is not None
+    ahead = f"trial {best.number} is {100 * found.gain:+.1f} % ahead of the baseline"
+    if found.launches == 0:
+        return f"{ahead}; not confirmed in fresh launches, so expect less"
+    count = f"{found.launches} fresh launches against {found.baseline_launches} of the baseline"
+    if found.low is None or found.high is None:
+        return f"{ahead} in {count}: too few for an interval"
+    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f} %, {count}"
+    if found.proved:
+        return f"{ahead} ({interval})"
+    return f"{ahead}, but the lead is not proved ({interval}): the baseline may be as good"
+
+
+def failure_groups(records: Sequence[TrialRecord]) -> tuple[FailureGroup, ...]:
+    """Failures by class and phase; unknown ones first, then the most frequent."""
+    groups: dict[tuple[str, str, str], list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        if record.failure is not None:
+            groups[record.failure.slug, record.failure.phase.value, record.failure.message].append(record)
+    found = []
+    for (slug, phase, message), members in groups.items():
+        failure = members[0].failure
+        evidence = failure.evidence[0].text if failure is not None and failure.evidence else ""
+        trials = tuple(member.number for member in members)
+        found.append(FailureGroup(slug=slug, phase=phase, trials=trials, message=message, evidence=evidence))
+    return tuple(sorted(found, key=lambda g: (g.slug != "unknown", -len(g.trials), g.trials[0])))
+
+
+def _rejections(records: Sequence[TrialRecord]) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for record in records:
+        for violation in record.rejected:
+            counts[f"{violation.layer} {violation.rule}: {violation.message}"] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _warnings(records: Sequence[TrialRecord], best: Sequence[TrialRecord]) -> tuple[str, ...]:
+    warnings = []
+    versions = {run.facts.engine_version for record in records for run in record.runs if run.facts.engine_version}
+    if len(versions) > 1:
+        warnings.append(f"measured with different engine versions ({', '.join(sorted(versions))}): not comparable")
+    for record in best:
+        for measurement in record.measurements:
+            warnings += [f"trial {record.number}, {text}" for text in measurement.warnings]
+    return tuple(warnings)
+
+
+def provenance(
+    stored: StoredStudy, records: Sequence[TrialRecord], record: TrialRecord, run: RunRecord
+) -> tuple[str, ...]:
+    """Header of an export: study, trial, node, engine version, date, and the measured table against the baseline."""
+    base = next(iter(baselines(records)), None)
+    facts = run.facts
+    lines = [f"servetune {__version__}: study {stored.name}, trial {record.number}, {sets(stored, record)}"]
+    lines += [SIMULATED] if facts.simulated else []
+    lines += [
+        f"node: {_node(facts)}",
+        f"engine: {facts.engine_name or stored.spec.engine.name} {facts.engine_version or '(version unknown)'}, "
+        f"model {stored.spec.engine.model}",
+        f"measured {run.started_at}, exported {datetime.now(UTC).isoformat(timespec='seconds')}",
+        verdict(stored, records, record, base) if record.value is not None else f"trial is {record.state.value}",
+        "",
+        *_table(record, base),
+    ]
+    return tuple(lines)
+
+
+def _node(facts: NodeFacts) -> str:
+    gpus = f"{facts.gpu_count} x {facts.gpu_names[0]}" if facts.gpu_names else "no GPU"
+    parts = [f"{facts.node} {facts.host}".strip(), gpus, facts.interconnect, _driver(facts)]
+    return ", ".join(part for part in parts if part)
+
+
+def _driver(facts: NodeFacts) -> str:
+    return f"driver {facts.driver_version}" if facts.driver_version else ""
+
+
+def _table(record: TrialRecord, base: TrialRecord | None) -> list[str]:
+    """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians."""
+    base_levels = {} if base is None else {m.concurrency: m for m in base.measurements}
+    lines = ["concurrency  output tokens/s      baseline     gain  TTFT p50 ms  TPOT p50 ms"]
+    for m in record.measurements:
+        other = base_levels.get(m.concurrency)
+        gain = "" if other is None else f"{100 * (m.output_tokens_per_s / other.output_tokens_per_s - 1):+.1f} %"
+        theirs = "" if other is None else f"{other.output_tokens_per_s:.1f}"
+        ttft = "" if m.ttft_s is None else f"{1000 * m.ttft_s.p50:.0f}"
+        tpot = "" if m.tpot_s is None else f"{1000 * m.tpot_s.p50:.1f}"
+        lines.append(
+            f"{m.concurrency:>11}  {m.output_tokens_per_s:>15.1f}  {theirs:>12}  {gain:>7}  {ttft:>11}  {tpot:>11}"
+        )
+    return lines

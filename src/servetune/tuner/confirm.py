@@ -1,0 +1,137 @@
+"""Confirmation: the best configurations and the baseline again, interleaved, in fresh launches; and what it proves.
+
+The value that put a configuration on top is biased upwards (the winner's curse), so it does not count: the lead is
+computed from the confirmation's launches, and from the baseline's first one, which nothing selected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
+
+from scipy import stats
+
+from servetune.core.space import Frozen, Value
+from servetune.core.study import Confirmation, Objective, StudySpec
+from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
+
+
+class Candidate(Frozen):
+    """One launch of the confirmation."""
+
+    trial: int
+    attempt: int
+    assignment: Mapping[str, Value]
+
+
+class Lead(Frozen):
+    """How far a trial is ahead of the baseline: ratio − 1 with a 95 % interval; None while it cannot be said."""
+
+    trial: int
+    gain: float
+    low: float | None = None
+    high: float | None = None
+    launches: int = 0
+    baseline_launches: int = 0
+
+    @property
+    def proved(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low is not None and self.low > 0
+
+
+def confirmation_plan(spec: StudySpec, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
+    """Every launch of the confirmation, in order; the same list however often it is asked for."""
+    contenders = [*baselines(trials), *leaders(trials, spec.confirm)]
+    if not leaders(trials, spec.confirm):
+        return ()
+    first = spec.retries.transient + 1  # attempts below belong to the search
+    return [
+        Candidate(trial=record.number, attempt=first + round_, assignment=record.assignment)
+        for round_ in range(spec.confirm.launches)
+        for record in contenders
+    ]
+
+
+def baselines(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """The baseline, when it is complete."""
+    return [t for t in trials if t.baseline and t.state is TrialState.COMPLETE]
+
+
+def leaders(trials: Sequence[TrialRecord], confirm: Confirmation) -> Sequence[TrialRecord]:
+    """The best `top` complete trials that are above the baseline; the earlier one wins a tie."""
+    floor = max((t.value or 0.0 for t in baselines(trials)), default=0.0)
+    complete = [t for t in trials if t.state is TrialState.COMPLETE and not t.baseline and t.duplicate_of is None]
+    ahead = [t for t in complete if t.value is not None and t.value > floor]
+    return sorted(ahead, key=lambda t: (-(t.value or 0.0), t.number))[: confirm.top]
+
+
+def run_value(run: RunRecord, objective: Objective, levels: Sequence[int]) -> float | None:
+    """The objective of one finished run; None when it failed or a level is missing."""
+    measured = {m.concurrency: m.output_tokens_per_s for m in run.measurements}
+    if run.finished_at is None or run.failure is not None or any(level not in measured for level in levels):
+        return None
+    return objective.value(measured)
+
+
+def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> Lead | None:
+    """The lead over the baseline: Welch's interval on the logarithms of the launches' values.
+
+    None without a complete baseline. Without confirmation launches only the ratio of the search's values is given.
+    """
+    if baseline is None or not baseline.value or record.value is None:
+        return None
+    ours = _values(record, spec, confirmed_only=True)
+    theirs = _values(baseline, spec, confirmed_only=False)
+    if len(ours) < 1 or min([*ours, *theirs], default=0.0) <= 0:
+        return Lead(trial=record.number, gain=record.value / baseline.value - 1)
+    logs, base = [math.log(v) for v in ours], [math.log(v) for v in theirs]
+    difference = fmean(logs) - fmean(base)
+    half = _half_width(logs, base)
+    bounds = (None, None) if half is None else (math.expm1(difference - half), math.expm1(difference + half))
+    return Lead(
+        trial=record.number,
+        gain=math.expm1(difference),
+        low=bounds[0],
+        high=bounds[1],
+        launches=len(ours),
+        baseline_launches=len(theirs),
+    )
+
+
+def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None:
+    """What `export` gives: the confirmed leader with the highest lead; the baseline when no leader is ahead of it.
+
+    Before any confirmation: the best complete trial. None when nothing is complete.
+    """
+    base = next(iter(baselines(trials)), None)
+    ahead = [t for t in leaders(trials, spec.confirm.model_copy(update={"top": max(1, spec.confirm.top)}))]
+    leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
+    standing = [t for t in ahead if not failed_again(t) and (t.number not in leads or leads[t.number].gain > 0)]
+    confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
+    best = max(confirmed, key=lambda t: leads[t.number].gain, default=None) or next(iter(standing), None)
+    return best or base
+
+
+def failed_again(record: TrialRecord) -> bool:
+    """Whether a configuration that worked once failed in its confirmation: it may not win."""
+    return any(run.purpose is RunPurpose.CONFIRM and run.failure is not None for run in record.runs)
+
+
+def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:
+    runs = [run for run in record.runs if not confirmed_only or run.purpose is RunPurpose.CONFIRM]
+    found = (run_value(run, spec.objective, spec.workload.concurrency) for run in runs)
+    return [value for value in found if value is not None]
+
+
+def _half_width(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a difference of means (Welch–Satterthwaite); None with a single value on a side."""
+    if len(left) < 2 or len(right) < 2:
+        return None
+    parts = [(variance(side) / len(side), len(side) - 1) for side in (left, right)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts if part > 0)
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)

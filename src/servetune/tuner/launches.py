@@ -1,0 +1,152 @@
+"""Launches of a trial: the store's order of writes, retries of transient failures, and the ledger of node time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from servetune.core.benchmark import Measurement
+from servetune.core.engine import Engine
+from servetune.core.events import Listener, Note, RunEnded, TrialStarted
+from servetune.core.failure import Failure, Verdict
+from servetune.core.node import Node, NodeFacts
+from servetune.core.space import Assignment
+from servetune.core.study import StudySpec
+from servetune.core.trial import RunPurpose, RunRecord
+from servetune.storage import StudyStore
+from servetune.tuner.confirm import Candidate
+from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
+
+__all__ = ["Launches", "OnLevel"]
+
+
+class StoreRecorder:
+    """Writes the parts of one run into the study database as they happen."""
+
+    def __init__(self, store: StudyStore, study: str, trial: int, attempt: int) -> None:
+        self._store, self._key = store, (study, trial, attempt)
+        self.phase_s: dict[str, float] = {}
+
+    def phase(self, name: str, duration_s: float) -> None:
+        """Store how long a part took."""
+        self.phase_s[name] = duration_s
+        self._store.save_phase(*self._key, name, duration_s)
+
+    def progress(self, node_s: float) -> None:
+        """Store how much node time the run has used so far."""
+        self._store.save_progress(*self._key, node_s)
+
+    def measurement(self, measurement: Measurement) -> None:
+        """Store a level's measurement."""
+        self._store.save_measurement(*self._key, measurement)
+
+
+class Launches:
+    """Launches assignments of one study. What an earlier, killed process has finished is not launched again."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        store: StudyStore,
+        node: Node,
+        engine: Engine,
+        runner: TrialRunner,
+        facts: NodeFacts,
+        study_dir: Path,
+        listener: Listener,
+    ) -> None:
+        self._spec, self._store, self._node, self._engine = spec, store, node, engine
+        self._runner, self._facts, self._study_dir, self._listener = runner, facts, study_dir, listener
+
+    def search(self, number: int, assignment: Assignment, on_level: OnLevel) -> RunResult:
+        """Launch a trial, and again while its failure is transient and tries are left."""
+        finished = self._finished(number)
+        result = _result_of(finished[-1], self._spec) if finished else None
+        while result is None or (_transient(result.failure) and len(finished) <= self._spec.retries.transient):
+            if result is not None and result.failure is not None:
+                self._listener.on(Note(text=f"trial {number}: {result.failure.slug} may pass, it is tried again"))
+            result = self._launch(number, len(finished), RunPurpose.SEARCH, assignment, on_level)
+            finished = self._finished(number)
+        return result
+
+    def confirm(self, candidate: Candidate) -> None:
+        """One more launch of a trial's assignment; every level is measured."""
+        self._launch(
+            candidate.trial, candidate.attempt, RunPurpose.CONFIRM, candidate.assignment, lambda measurement: True
+        )
+
+    def last_failure(self, number: int) -> Failure | None:
+        """Failure of the last finished search run of a trial."""
+        finished = self._finished(number)
+        return finished[-1].failure if finished else None
+
+    def _finished(self, number: int) -> Sequence[RunRecord]:
+        runs = self._store.runs(self._spec.study, number)
+        return [run for run in runs if run.purpose is RunPurpose.SEARCH and run.finished_at is not None]
+
+    def _launch(
+        self, number: int, attempt: int, purpose: RunPurpose, assignment: Assignment, on_level: OnLevel
+    ) -> RunResult:
+        """The launch spec is stored before anything starts, the end of the run after the server is gone."""
+        study = self._spec.study
+        for sentence in self._node.reclaim(study):
+            self._listener.on(Note(text=sentence, warning=True))
+        launch = self._engine.launch(assignment, self._facts, self._node.free_port())
+        self._store.begin_run(study, number, attempt, purpose, launch, self._facts)
+        self._listener.on(
+            TrialStarted(
+                trial=number,
+                attempt=attempt,
+                purpose=purpose,
+                command=launch.shown(),
+                overrides=overrides(assignment, self._spec.space.fixed),
+            )
+        )
+        recorder = StoreRecorder(self._store, study, number, attempt)
+        result = self._runner.run(
+            Job(number, launch, assignment, str(self.log_dir(number, attempt)), recorder, on_level)
+        )
+        self._store.finish_run(
+            study,
+            number,
+            attempt,
+            node_s=result.node_s,
+            failure=result.failure,
+            log_facts=result.log_facts,
+            log_warnings=result.log_warnings,
+            charges=_charges(purpose, result, recorder.phase_s),
+        )
+        self._listener.on(RunEnded(trial=number, purpose=purpose, node_s=result.node_s, failure=result.failure))
+        return result
+
+    def log_dir(self, number: int, attempt: int) -> Path:
+        """Where a run's log lies: the trial's own folder, a subfolder for every further launch."""
+        trial_dir = self._study_dir / "trials" / str(number)
+        return trial_dir if attempt == 0 else trial_dir / f"launch-{attempt}"
+
+
+def overrides(assignment: Assignment, fixed: Mapping[str, object]) -> str:
+    """What an assignment sets beside the fixed flags, in one line; `(baseline)` when nothing."""
+    words = [f"{flag}={value}" for flag, value in assignment.items() if flag not in fixed or fixed[flag] != value]
+    return " ".join(words) or "(nothing beside the fixed flags)"
+
+
+def _transient(failure: Failure | None) -> bool:
+    return failure is not None and failure.verdict is Verdict.RETRY
+
+
+def _charges(purpose: RunPurpose, result: RunResult, phase_s: Mapping[str, float]) -> dict[str, float]:
+    """Node seconds of a run by purpose: crash or confirm as a whole, else launch, measure and stop."""
+    if purpose is RunPurpose.CONFIRM:
+        return {"confirm": result.node_s}
+    if result.failure is not None:
+        return {"crash": result.node_s}
+    measure_s = sum(duration_s for name, duration_s in phase_s.items() if name.startswith("level:"))
+    stop_s = phase_s.get("stop", 0.0)
+    return {"launch": result.node_s - measure_s - stop_s, "measure": measure_s, "stop": stop_s}
+
+
+def _result_of(run: RunRecord, spec: StudySpec) -> RunResult:
+    """What a finished run gave, read back: the kill came after it was stored."""
+    pruned = run.failure is None and len(run.measurements) < len(spec.workload.concurrency)
+    return RunResult(list(run.measurements), run.failure, pruned, run.node_s, run.log_facts, run.log_warnings)

@@ -1,0 +1,243 @@
+"""The loop: ask, check, launch, measure, judge, tell; then confirm. Every step is stored before the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.trial import Trial
+from optuna.trial import TrialState as OptunaState
+
+from servetune import plugins
+from servetune.core.benchmark import Measurement
+from servetune.core.engine import Engine
+from servetune.core.errors import NodeUnusableError
+from servetune.core.events import ConfirmationStarted, Listener, Note, Step, TrialEnded
+from servetune.core.failure import Failure, Verdict
+from servetune.core.node import NodeFacts
+from servetune.core.space import Assignment, Choice, Value
+from servetune.core.study import StudySpec
+from servetune.core.trial import Outcome, TrialState
+from servetune.search import sampling
+from servetune.storage import StudyStore
+from servetune.tuner.confirm import confirmation_plan
+from servetune.tuner.judge import outcome_of
+from servetune.tuner.launches import Launches, OnLevel
+from servetune.tuner.progress import Progress
+from servetune.tuner.repair import repaired
+
+#: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
+FREE_ASKS = 300
+
+
+class Tuner:
+    """Carries one study to its end, or to the next interruption. One process and one thread per study."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        store: StudyStore,
+        engine: Engine,
+        facts: NodeFacts,
+        launches: Launches,
+        listener: Listener,
+    ) -> None:
+        sampling.quiet_optuna()
+        self._spec, self._store, self._engine, self._facts = spec, store, engine, facts
+        self._launches, self._listener = launches, listener
+        self._space, notes = engine.resolve_space(spec.space, facts)
+        for note in notes:
+            listener.on(Note(text=note))
+        self._defaults = engine.defaults(facts)
+        self._study = self._load_study()
+        self._progress = Progress(spec, store)
+        self._faults_in_a_row = 0
+
+    def run(self) -> str:
+        """Search until the budget is spent, then confirm. Returns why it ended, in one sentence.
+
+        Raises Interrupted (the study can be resumed) or NodeUnusableError (a person has to look at the node).
+        """
+        self._recover()
+        self._enqueue_start()
+        free_asks = 0
+        while (reason := self._progress.over()) is None and free_asks < FREE_ASKS:
+            self._listener.on(Step(name="sampling"))
+            free_asks = 0 if self._carry_out(self._study.ask()) else free_asks + 1
+        reason = reason or f"the last {FREE_ASKS} proposals were rejected or known: the space has nothing new"
+        self._confirm(reason)
+        self._listener.on(Step(name="done"))
+        return reason
+
+    # -- one trial -----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, trial: Trial) -> bool:
+        """Take a trial from its suggestion to its end; False when it cost no launch."""
+        point = sampling.suggest(trial, self._space)
+        assignment = self._assignment(trial, point)
+        free = self._free_outcome(trial.number, assignment)
+        if free is not None:
+            self._finish(trial.number, assignment, free, None)
+            return False
+        result = self._launches.search(trial.number, assignment, self._reporter(trial))
+        outcome = outcome_of(self._spec, result.failure, result.measurements, result.pruned)
+        self._finish(trial.number, assignment, outcome, result.failure)
+        self._heed(outcome, result.failure)
+        return True
+
+    def _heed(self, outcome: Outcome, failure: Failure | None) -> None:
+        """End the study when the node itself is at fault; the records are intact and `resume` goes on afterwards."""
+        self._faults_in_a_row = self._faults_in_a_row + 1 if outcome.state is TrialState.FAIL else 0
+        limit = self._spec.retries.node_faults
+        if failure is not None and (failure.verdict is Verdict.STOP or self._faults_in_a_row >= limit):
+            times = (
+                f"{self._faults_in_a_row} launches in a row failed" if failure.verdict is not Verdict.STOP else "failed"
+            )
+            raise NodeUnusableError(
+                f"the node {self._facts.node!r} is unusable: {times} with {failure.slug} ({failure.message}); "
+                f"mend it, then run `servetune resume {self._spec.study}`"
+            )
+
+    def _assignment(self, trial: Trial, point: Mapping[str, Choice]) -> dict[str, Value]:
+        """What is launched: given with an enqueued trial, else the point expanded. Stored before anything is judged."""
+        given = trial.user_attrs.get("assignment")
+        assignment: dict[str, Value] = self._space.expand(point) if given is None else dict(given)
+        if given is None:
+            trial.set_user_attr("assignment", assignment)
+        return assignment
+
+    def _free_outcome(self, number: int, assignment: Assignment) -> Outcome | None:
+        """An outcome that costs nothing: known not to work, or measured before. The baseline is always launched."""
+        if self._is_baseline(number):
+            return None
+        violations = self._engine.check(assignment, self._facts)
+        if violations:
+            return Outcome(
+                state=TrialState.REJECTED,
+                violations=tuple(violations),
+                message="; ".join(v.message for v in violations),
+            )
+        return self._progress.seen(number, self._engine.effective(assignment, self._facts), self._effective)
+
+    def _effective(self, assignment: Assignment) -> Assignment:
+        return self._engine.effective(assignment, self._facts)
+
+    def _reporter(self, trial: Trial) -> OnLevel:
+        """Report each level to Optuna as a step. A trial that is run again overwrites what its first run reported."""
+        storage, steps = self._store.optuna_storage, self._spec.workload.concurrency
+
+        def on_level(measurement: Measurement) -> bool:
+            trial_id = storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+            step = steps.index(measurement.concurrency)
+            storage.set_trial_intermediate_value(trial_id, step, measurement.output_tokens_per_s)
+            return self._is_baseline(trial.number) or not trial.should_prune()
+
+        return on_level
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _finish(self, number: int, assignment: Assignment, outcome: Outcome, failure: Failure | None) -> None:
+        """Store the outcome, enqueue what may mend it, then tell the sampler: in this order, each idempotent."""
+        self._store.save_outcome(self._spec.study, number, outcome)
+        if failure is not None:
+            self._follow_up(number, assignment, outcome, failure)
+        self._listener.on(Step(name="telling", trial=number))
+        self._tell(number, outcome)
+        record = self._store.trials(self._spec.study)[number]
+        self._listener.on(TrialEnded(record=record, state=record.state))
+
+    def _follow_up(self, number: int, assignment: Assignment, outcome: Outcome, failure: Failure) -> None:
+        """A fault of the node: the same again, a bounded number of times. Else: what may mend the configuration."""
+        attrs = self._study.trials[number].user_attrs
+        if outcome.state is TrialState.FAIL:
+            root, count = attrs.get("again_of", number), attrs.get("again", 0) + 1
+            if count <= self._spec.retries.transient:
+                self._enqueue(f"again:{root}:{count}", assignment, {"again_of": root, "again": count})
+            return
+        depth = attrs.get("repair_depth", 0) + 1
+        for index, mended in enumerate(repaired(assignment, failure, self._space, depth)):
+            origin = f"repair:{number}:{index}"
+            self._enqueue(origin, mended, {"repaired_from": number, "repair_depth": depth})
+
+    def _tell(self, number: int, outcome: Outcome) -> None:
+        """COMPLETE with a value; infeasible as PRUNED with a constraint; faults and rejections as FAIL (invisible)."""
+        trial = self._trial(number)
+        if outcome.constraint is not None:
+            trial.set_constraint("feasible", outcome.constraint)
+        match outcome.state:
+            case TrialState.COMPLETE:
+                self._study.tell(number, outcome.value, OptunaState.COMPLETE)
+            case TrialState.PRUNED:
+                self._study.tell(number, state=OptunaState.PRUNED)
+            case TrialState.REJECTED:
+                trial.set_user_attr("rejected", outcome.message[:1000])
+                self._study.tell(number, state=OptunaState.FAIL)
+            case _:
+                self._study.tell(number, state=OptunaState.FAIL)
+
+    # -- starting and resuming -------------------------------------------------------------------------------------
+
+    def _load_study(self) -> optuna.Study:
+        sampler = plugins.load("search.samplers", self._spec.sampler.name)
+        settings = sampler.Settings.model_validate(dict(self._spec.sampler.settings))
+        pruner = plugins.load("search.pruners", self._spec.pruner.name)
+        self._study_id = self._store.optuna_storage.get_study_id_from_name(self._spec.study)
+        return optuna.load_study(
+            study_name=self._spec.study,
+            storage=self._store.optuna_storage,
+            sampler=sampling.Reseeded(lambda seed: sampler.create(settings, seed, self._space), self._spec.seed),
+            pruner=pruner.create(pruner.Settings.model_validate(dict(self._spec.pruner.settings))),
+        )
+
+    def _recover(self) -> None:
+        """Finish what a killed tuner left: a trial with an outcome is told, one without is run again."""
+        for frozen in self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            outcome = self._store.outcome(self._spec.study, frozen.number)
+            if outcome is None:
+                self._listener.on(Note(text=f"trial {frozen.number} was interrupted: it is run again"))
+                self._carry_out(self._trial(frozen.number))
+            else:
+                self._retell(frozen, outcome)
+
+    def _retell(self, frozen: optuna.trial.FrozenTrial, outcome: Outcome) -> None:
+        """The outcome was stored, the kill came before it was told."""
+        failure = None if outcome.duplicate_of is not None else self._launches.last_failure(frozen.number)
+        self._finish(frozen.number, frozen.user_attrs["assignment"], outcome, failure)
+
+    def _enqueue_start(self) -> None:
+        """The baseline first, then the space's hints; a kill in between is made good by the next call."""
+        baseline = {**self._space.fixed, **self._spec.baseline}
+        self._enqueue("baseline", baseline, {"baseline": True})
+        for index, hint in enumerate(self._space.hints):
+            names = {parameter.name for parameter in self._space.parameters}
+            point = {name: value for name, value in hint.items() if name in names}
+            flags = {name: value for name, value in hint.items() if name not in names and value is not None}
+            self._enqueue(f"hint:{index}", {**self._space.expand(point), **flags}, {})
+
+    def _enqueue(self, origin: str, assignment: Assignment, attrs: Mapping[str, Any]) -> None:
+        if any(trial.user_attrs.get("origin") == origin for trial in self._study.trials):
+            return
+        point = sampling.point_of(assignment, self._space, self._defaults)
+        self._study.enqueue_trial(
+            point, user_attrs={"origin": origin, "assignment": dict(assignment), **attrs}, skip_if_exists=False
+        )
+
+    def _trial(self, number: int) -> Trial:
+        trial_id = self._store.optuna_storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        return Trial(self._study, trial_id)
+
+    def _is_baseline(self, number: int) -> bool:
+        return bool(self._study.trials[number].user_attrs.get("baseline"))
+
+    # -- confirmation ----------------------------------------------------------------------------------------------
+
+    def _confirm(self, reason: str) -> None:
+        """Launch the best and the baseline again, interleaved; what an earlier process has done is not done again."""
+        trials = self._store.trials(self._spec.study)
+        done = {(run.trial, run.attempt) for trial in trials for run in trial.runs if run.finished_at}
+        plan = [c for c in confirmation_plan(self._spec, trials) if (c.trial, c.attempt) not in done]
+        if plan:
+            self._listener.on(ConfirmationStarted(reason=reason, launches=len(plan)))
+        for candidate in plan:
+            self._launches.confirm(candidate)

@@ -1,0 +1,39 @@
+"""Mended configurations: what a failure's computed repairs make of the assignment that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servetune.core.failure import Failure
+from servetune.core.space import Assignment, BundleDomain, FloatDomain, IntDomain, SearchSpace, Value
+
+#: At most this many mended trials for one failure, and this many repairs of a repair.
+REPAIRS_PER_FAILURE = 2
+REPAIR_DEPTH = 2
+
+
+def repaired(assignment: Assignment, failure: Failure, space: SearchSpace, depth: int) -> Sequence[dict[str, Value]]:
+    """Assignments to try next, best first. Only flags that the space may set are touched, within their ranges."""
+    if depth > REPAIR_DEPTH:
+        return ()
+    mended: list[dict[str, Value]] = []
+    for repair in failure.repairs:
+        candidate = {flag: value for flag, value in assignment.items() if flag != repair.flag}
+        if repair.value is not None:
+            candidate[repair.flag] = repair.value
+        if _allowed(repair.flag, repair.value, space) and candidate != dict(assignment) and candidate not in mended:
+            mended.append(candidate)
+    return mended[:REPAIRS_PER_FAILURE]
+
+
+def _allowed(flag: str, value: Value | None, space: SearchSpace) -> bool:
+    for parameter in space.parameters:
+        domain = parameter.domain
+        if isinstance(domain, BundleDomain):
+            if any(flag in option for option in domain.options.values()):
+                return True
+        elif parameter.name == flag:
+            if isinstance(domain, IntDomain | FloatDomain):
+                return isinstance(value, int | float) and domain.low <= value <= domain.high
+            return value in domain.choices
+    return False

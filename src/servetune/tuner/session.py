@@ -1,0 +1,145 @@
+"""One sitting of a tuner on a study: leases, node, engine, load generator, loop; and the state it leaves behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from servetune import plugins
+from servetune.core.engine import Engine
+from servetune.core.errors import ServetuneError, SpecError
+from servetune.core.events import Event, Listener, Note, Step, StudyOpened
+from servetune.core.node import EnvRef, Node, NodeFacts
+from servetune.core.study import StudyRunState, StudySpec
+from servetune.storage import Lease, StudyStore
+from servetune.tuner.launches import Launches
+from servetune.tuner.loop import Tuner
+from servetune.tuner.probe import Probe, probe_http
+from servetune.tuner.stopping import Interrupted, StopRequest
+from servetune.tuner.trial_runner import TrialRunner
+
+#: A lease is renewed every third of this; another host may take a study over once it has gone unrenewed this long.
+LEASE_TTL_S = 60.0
+
+
+class _Guarded:
+    """Passes events on, and stops the tuner before its next step when a lease was lost meanwhile."""
+
+    def __init__(self, listener: Listener, leases: Sequence[Lease]) -> None:
+        self._listener, self._leases = listener, leases
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, Step):
+            for lease in self._leases:
+                lease.check()
+        self._listener.on(event)
+
+
+def plugin(folder: str, name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The module of a choice and its checked settings."""
+    module = plugins.load(folder, name)
+    return module, module.Settings.model_validate(dict(settings))
+
+
+def open_node(spec: StudySpec) -> Node:
+    """The study's node; relative paths in its settings resolve against the study file's folder."""
+    module, settings = plugin("nodes", spec.node.name, _node_settings(spec))
+    base_dir = Path(spec.source_file).parent if spec.source_file else Path.cwd()
+    node: Node = module.create(settings, base_dir)
+    return node
+
+
+def _node_settings(spec: StudySpec) -> Mapping[str, Any]:
+    """A node that asks the engine's interpreter for versions is told which one that is, unless the study says so."""
+    fields = plugins.load("nodes", spec.node.name).Settings.model_fields
+    asked = {"engine_python": spec.engine.python} if "engine_python" in fields else {}
+    return {**asked, **spec.node.settings}
+
+
+def open_engine(spec: StudySpec) -> Engine:
+    """The study's engine, bound to its `engine:` mapping and secret flags."""
+    engine: Engine = plugins.load("engines", spec.engine.name).create(spec.engine, spec.secret_flags)
+    return engine
+
+
+def study_dir(spec: StudySpec) -> Path:
+    """Where a study's logs lie: beside its SQLite database, else `studies/` of the working directory."""
+    if spec.storage.startswith("sqlite:///"):
+        return Path(spec.storage.removeprefix("sqlite:///")).resolve().parent / spec.study
+    return Path("studies").resolve() / spec.study
+
+
+def request_headers(spec: StudySpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """What every request to the server carries: the API key, when the study has one. Never stored."""
+    reference = spec.secret_flags.get("api-key")
+    return {} if reference is None else {"Authorization": f"Bearer {secret(reference, environ)}"}
+
+
+def secret(reference: EnvRef, environ: Mapping[str, str]) -> str:
+    """Value of a secret. Raises SpecError naming the variable when it is not set."""
+    value = environ.get(reference.from_env)
+    if not value:
+        raise SpecError(f"the environment variable {reference.from_env} is not set; the study file refers to it")
+    return value
+
+
+def run_study(
+    spec: StudySpec,
+    store: StudyStore,
+    listener: Listener,
+    stop: StopRequest,
+    probe: Probe = probe_http,
+    open_node: Callable[[StudySpec], Node] = open_node,
+) -> str:
+    """Carry the study on to its end. Returns why it ended.
+
+    Raises Interrupted when asked to stop (state `stopped`), StudyBusyError or NodeBusyError when another tuner holds
+    the study or its node (state untouched), any other ServetuneError with the state `failed`.
+    """
+    with ExitStack() as held:
+        study_lease = held.enter_context(store.acquire(f"study:{spec.study}", LEASE_TTL_S))
+        node = open_node(spec)
+        node_lease = held.enter_context(store.acquire(f"node:{node.identity()}", LEASE_TTL_S))
+        guarded = _Guarded(listener, (study_lease, node_lease))
+        store.set_state(spec.study, StudyRunState.RUNNING)
+        state, reason = StudyRunState.FAILED, "the tuner crashed"
+        try:
+            reason = _tuner(spec, store, node, guarded, stop, probe).run()
+            state = StudyRunState.FINISHED
+            return reason
+        except (Interrupted, KeyboardInterrupt):
+            state, reason = StudyRunState.STOPPED, "stopped on request"
+            raise
+        except ServetuneError as error:
+            reason = str(error)
+            raise
+        finally:
+            store.set_state(spec.study, state, reason)
+
+
+def _tuner(
+    spec: StudySpec, store: StudyStore, node: Node, listener: Listener, stop: StopRequest, probe: Probe
+) -> Tuner:
+    """Put the parts together; what an earlier sitting left on the node is ended first."""
+    for sentence in node.reclaim(spec.study):
+        listener.on(Note(text=sentence, warning=True))
+    facts = _facts(spec, node)
+    engine = open_engine(spec)
+    module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)
+    headers = request_headers(spec, os.environ)
+    runner = TrialRunner(spec, node, engine, module.create(settings), probe, listener, stop, headers)
+    launches = Launches(spec, store, node, engine, runner, facts, study_dir(spec), listener)
+    spent_s = sum(store.ledger(spec.study).values())
+    listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))
+    return Tuner(spec, store, engine, facts, launches, listener)
+
+
+def _facts(spec: StudySpec, node: Node) -> NodeFacts:
+    """Facts of the node; the study file may name the engine's version where it cannot be asked."""
+    facts = node.facts()
+    if spec.engine.version is not None:
+        return facts.model_copy(update={"engine_name": spec.engine.name, "engine_version": spec.engine.version})
+    return facts

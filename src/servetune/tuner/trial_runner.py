@@ -1,0 +1,243 @@
+"""One run: start the server, wait until it is ready, probe it, measure each level, stop it, say what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
+from servetune.core.engine import Engine
+from servetune.core.events import LevelDone, LevelProgress, Listener, Step
+from servetune.core.failure import Evidence, Failure, Phase, Verdict
+from servetune.core.node import LaunchSpec, Node, ServerProcess
+from servetune.core.space import Assignment
+from servetune.core.study import StudySpec
+from servetune.tuner.probe import Probe
+from servetune.tuner.stopping import StopRequest
+from servetune.tuner.watch import Watch
+
+OnLevel = Callable[[Measurement], bool]
+"""Called with each finished level; False ends the run (the pruner's word)."""
+
+
+#: Node seconds between two notes of the time that a starting server has used.
+SAVE_EVERY_S = 60.0
+
+
+class Recorder(Protocol):
+    """Keeps what happens while it happens; the study store behind it makes a kill at any moment safe."""
+
+    def phase(self, name: str, duration_s: float) -> None:
+        """One part of the run took `duration_s` node seconds."""
+        ...
+
+    def measurement(self, measurement: Measurement) -> None:
+        """One level is measured."""
+        ...
+
+    def progress(self, node_s: float) -> None:
+        """The unfinished run has used `node_s` so far: what the ledger keeps should the tuner be killed."""
+        ...
+
+
+@dataclass
+class RunResult:
+    """What a run gave. `failure` None: every level asked for was measured, unless `pruned`."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    failure: Failure | None = None
+    pruned: bool = False
+    node_s: float = 0.0
+    log_facts: Mapping[str, Any] = field(default_factory=dict)
+    log_warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run: a launch spec for a trial, where its log goes, and who hears of it."""
+
+    trial: int
+    launch: LaunchSpec
+    assignment: Assignment
+    log_dir: str
+    recorder: Recorder
+    on_level: OnLevel
+
+
+class TrialRunner:
+    """Runs jobs of one study on one node."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        node: Node,
+        engine: Engine,
+        generator: LoadGenerator,
+        probe: Probe,
+        listener: Listener,
+        stop: StopRequest,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._spec, self._node, self._engine, self._generator = spec, node, engine, generator
+        self._probe, self._listener, self._stop, self._headers = probe, listener, stop, headers
+
+    def run(self, job: Job) -> RunResult:
+        """Run the job to its end. The server is gone when this returns or raises.
+
+        Raises Interrupted when the person asked to stop, NodeError when the node cannot go on.
+        """
+        result = RunResult()
+        started_s = self._node.clock.now_s()
+        self._listener.on(Step(name="launching", trial=job.trial))
+        process = self._node.start(job.launch, self._spec.study, job.trial, job.log_dir)
+        watch = self._watch(job, process, started_s)
+        try:
+            result.failure = self._serve(job, watch, result)
+        finally:
+            self._end(job, watch, result)
+        if result.failure is not None:
+            watch.drain()
+            result.failure = _with_default_phase(result.failure, watch)
+        return result
+
+    def _watch(self, job: Job, process: ServerProcess, started_s: float) -> Watch:
+        reader = self._engine.log_reader(job.assignment)
+        return Watch(job.trial, process, reader, self._node.clock, self._listener, self._stop, started_s)
+
+    def _end(self, job: Job, watch: Watch, result: RunResult) -> None:
+        """Stop the server, whatever happened; an impatient second Ctrl-C gives it no grace."""
+        self._listener.on(Step(name="stopping", trial=job.trial))
+        before_s = self._node.clock.now_s()
+        try:
+            watch.process.stop(self._spec.timeouts.stop_s)
+        except KeyboardInterrupt:
+            watch.process.stop(0.0)
+            raise
+        now_s = self._node.clock.now_s()
+        job.recorder.phase("stop", now_s - before_s)
+        result.node_s = now_s - watch.started_s
+        job.recorder.progress(result.node_s)
+        result.log_facts, result.log_warnings = dict(watch.reader.facts()), tuple(watch.reader.warnings())
+
+    def _serve(self, job: Job, watch: Watch, result: RunResult) -> Failure | None:
+        failure = self._until_ready(job, watch)
+        job.recorder.phase("ready", watch.elapsed_s())
+        if failure is None:
+            failure = self._timed(job, "probe", watch, lambda: self._ask_probe(job, watch))
+        for concurrency in self._spec.workload.concurrency:
+            if failure is not None or result.pruned:
+                break
+            level = partial(self._level, job, watch, concurrency, result)
+            failure = self._timed(job, f"level:{concurrency}", watch, level)
+        return failure
+
+    def _timed(self, job: Job, name: str, watch: Watch, part: Callable[[], Failure | None]) -> Failure | None:
+        before_s = watch.elapsed_s()
+        failure = part()
+        job.recorder.phase(name, watch.elapsed_s() - before_s)
+        job.recorder.progress(watch.elapsed_s())
+        return failure
+
+    def _until_ready(self, job: Job, watch: Watch) -> Failure | None:
+        """Watch process, log, decisive lines, stalls and the deadline at once until the engine says it is ready."""
+        self._listener.on(Step(name="waiting", trial=watch.trial))
+        timeouts, saved_s = self._spec.timeouts, 0.0
+        while True:
+            if not watch.look():
+                return self._diagnose(watch)
+            if watch.reader.ready:
+                return None
+            if watch.silent_s() > timeouts.stall_s:
+                return self._diagnose(watch, "stall")
+            if watch.elapsed_s() > timeouts.ready_s:
+                return self._diagnose(watch, "deadline")
+            if watch.elapsed_s() > saved_s + SAVE_EVERY_S:
+                saved_s = watch.elapsed_s()
+                job.recorder.progress(saved_s)
+            self._node.clock.sleep(self._node.clock.poll_s)
+
+    def _ask_probe(self, job: Job, watch: Watch) -> Failure | None:
+        self._listener.on(Step(name="probing", trial=job.trial))
+        random_weights = job.assignment.get("load-format") == "dummy"
+        answer = self._probe(watch.process, self._headers, random_weights)
+        if not watch.look():
+            return self._diagnose(watch)
+        if answer.ok:
+            return None
+        return _failure("wrong_output", Verdict.INFEASIBLE, answer.message, deterministic=True)
+
+    def _level(self, job: Job, watch: Watch, concurrency: int, result: RunResult) -> Failure | None:
+        self._listener.on(Step(name=f"measuring:{concurrency}", trial=job.trial))
+        level = Level(concurrency=concurrency, workload=self._spec.workload, limit_s=self._spec.timeouts.level_s)
+        with watch.process.endpoint() as url:
+            measurement = self._generator.run(
+                url, level, self._node.clock, lambda progress: self._go_on(watch, progress), self._headers
+            )
+        if not watch.look() or measurement is None:
+            return self._diagnose_load(watch)
+        result.measurements.append(measurement)
+        job.recorder.measurement(measurement)
+        self._listener.on(LevelDone(trial=job.trial, measurement=measurement))
+        failure = self._judge(watch, measurement)
+        if failure is None:
+            last = concurrency == self._spec.workload.concurrency[-1]
+            result.pruned = not job.on_level(measurement) and not last
+        return failure
+
+    def _go_on(self, watch: Watch, progress: Progress) -> bool:
+        self._listener.on(LevelProgress(trial=watch.trial, progress=progress))
+        if self._stop.requested:
+            return False
+        return watch.look()
+
+    def _judge(self, watch: Watch, measurement: Measurement) -> Failure | None:
+        """A measurement that must not be used is a failure; so is one beyond a limit of the objective."""
+        if measurement.requests_completed == 0:
+            return self._diagnose(watch, "hang" if measurement.requests_failed == 0 else "overload")
+        beyond = self._spec.objective.beyond_limits(measurement)
+        if beyond:
+            return _failure("limit_exceeded", Verdict.INFEASIBLE, "; ".join(beyond), deterministic=True)
+        if not measurement.valid:
+            return _failure("invalid_measurement", Verdict.RETRY, "; ".join(measurement.warnings))
+        return None
+
+    def _diagnose_load(self, watch: Watch) -> Failure:
+        """A death under load: give the process a moment to end, so that its log and exit code are whole."""
+        until_s = watch.elapsed_s() + 2.0
+        while watch.exit is None and not watch.reader.decided and watch.elapsed_s() < until_s:
+            self._node.clock.sleep(self._node.clock.poll_s)
+            watch.look()
+        return self._diagnose(watch)
+
+    def _diagnose(self, watch: Watch, hint: str | None = None) -> Failure:
+        watch.drain()
+        return watch.reader.diagnose(watch.exit, hint)
+
+
+def _failure(slug: str, verdict: Verdict, message: str, deterministic: bool | None = None) -> Failure:
+    evidence = (Evidence(line=0, text=message[:2000]),)
+    return Failure(
+        slug=slug,
+        phase=Phase.SERVING,
+        verdict=verdict,
+        message=message,
+        deterministic=deterministic,
+        evidence=evidence,
+        confidence=0.9,
+    )
+
+
+def _with_default_phase(failure: Failure, watch: Watch) -> Failure:
+    """A diagnosis `none` of a server that did fail is reported as unknown, so that it is never taken for success."""
+    if failure.slug != "none":
+        return failure
+    code = "still running" if watch.exit is None else f"exit code {watch.exit.code}"
+    return failure.model_copy(
+        update={
+            "slug": "unknown",
+            "verdict": Verdict.RETRY,
+            "message": f"it ended without a reason in its log ({code})",
+        }
+    )
