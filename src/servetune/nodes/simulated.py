@@ -1,0 +1,91 @@
+"""The simulated node: the launch spec stays the engine's command, and a scenario answers for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from servetune.core.clock import WallClock
+from servetune.core.errors import SpecError
+from servetune.core.node import LaunchSpec, NodeFacts
+from servetune.core.space import Frozen
+from servetune.nodes._ending import reclaimed
+from servetune.nodes._launch import boot_id, prepared
+from servetune.nodes._ports import PortGuard, free_port
+from servetune.nodes._processes import read
+from servetune.nodes._server import LocalServer
+from servetune.nodes.local import run_command, start_server
+
+
+class Settings(Frozen):
+    """Keys of a study file's `node:` beside `name: simulated`."""
+
+    scenario: str  # a scenario file
+    time_scale: float = Field(default=60.0, gt=0, le=100_000)  # node seconds per wall second
+    seed: int = 0  # of the noise
+
+
+def create(settings: Settings, base_dir: Path) -> SimulatedNode:
+    """The simulated node; a relative scenario path is taken from `base_dir`. Raises SpecError when there is none."""
+    scenario = (base_dir / settings.scenario).resolve()
+    if not scenario.is_file():
+        raise SpecError(f"node.scenario: {scenario} does not exist; give the path of a scenario file")
+    return SimulatedNode(settings, scenario)
+
+
+class SimulatedNode:
+    """Starts `servetune.simulation.server` in place of each spec's program, as the local node would start that."""
+
+    name = "simulated"
+
+    def __init__(self, settings: Settings, scenario: Path) -> None:
+        self.clock = WallClock(settings.time_scale)
+        self._settings = settings
+        self._scenario = scenario
+        self._facts: NodeFacts | None = None
+
+    def identity(self) -> str:
+        """One per tuner: simulated nodes are free, so two studies need not wait for each other."""
+        me = read(os.getpid())
+        return f"simulated/{boot_id()}/{os.getpid()}/{me.start_ticks if me else 0}"
+
+    def facts(self) -> NodeFacts:
+        """What the scenario says; `simulated` is True. Raises SpecError when the scenario cannot be read."""
+        if self._facts is None:
+            answer = run_command([*self._program(), "--facts"])
+            if answer is None or answer.code != 0:
+                text = answer.text.strip()[-2000:] if answer else f"{sys.executable} does not exist"
+                raise SpecError(f"scenario {self._scenario} cannot be used: {text}")
+            facts = NodeFacts.model_validate(json.loads(answer.text.strip().splitlines()[-1]))
+            self._facts = facts.model_copy(update={"simulated": True, "node": self.name})
+        return self._facts
+
+    def environment(self) -> Mapping[str, str]:
+        """What this node adds to a launch's environment, for the spec that is stored and exported: nothing."""
+        return {}
+
+    def free_port(self) -> int:
+        """A TCP port in 30000–39999 on which nothing listens."""
+        return free_port()
+
+    def start(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> LocalServer:
+        """Start the simulated server with the argv and environment of `spec`; raises as the local node does."""
+        played = spec.model_copy(update={"argv": (*self._program(), "--", *spec.argv)})
+        launch = prepared(played, study, trial, log_dir, None)
+        return start_server(launch, self.clock.time_scale, [PortGuard(spec.port)])
+
+    def reclaim(self, study: str) -> Sequence[str]:
+        """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
+        return reclaimed(study)
+
+    def _program(self) -> tuple[str, ...]:
+        settings = self._settings
+        return (
+            *(sys.executable, "-m", "servetune.simulation.server", "--scenario", str(self._scenario)),
+            *("--time-scale", str(settings.time_scale), "--seed", str(settings.seed)),
+        )
