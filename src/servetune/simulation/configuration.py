@@ -24,7 +24,12 @@ class Memory(NamedTuple):
 def overlay(scenario: Scenario, assignment: Assignment) -> dict[str, Value]:
     """The configuration as launched: the scenario's defaults under what is set. A switch that is not set is false."""
     defaults = {flag: False if isinstance(value, bool) else value for flag, value in scenario.flags.items()}
-    return {**defaults, **assignment}
+    return {**defaults, **{_name(scenario, flag): value for flag, value in assignment.items()}}
+
+
+def _name(scenario: Scenario, flag: str) -> str:
+    """Scenarios are written with the earlier name of the largest captured batch size."""
+    return "cuda-graph-max-bs" if flag == "cuda-graph-max-bs-decode" and flag not in scenario.flags else flag
 
 
 def configure(scenario: Scenario, assignment: Assignment) -> tuple[dict[str, Value], tuple[str, ...]]:

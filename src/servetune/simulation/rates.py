@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from servetune.core.space import Value
 from servetune.simulation.configuration import holds, largest_graph, memory, number
@@ -76,6 +77,31 @@ def measured(
 ) -> float:
     """Output tokens/s as one measurement would give it; never below 0."""
     return max(0.0, throughput(scenario, configuration, level) * noise(scenario, rng, precision))
+
+
+class Latency(NamedTuple):
+    """Mean times of one request at a level, in seconds. They follow from throughput and concurrency alone."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+
+
+#: Share of a running request's time that passes before its first token, at most this and PREFILL_S.
+PREFILL_SHARE, PREFILL_S = 0.05, 2.0
+
+
+def prefill_s(served_s: float) -> float:
+    """Seconds to the first token of a request that is served for `served_s`."""
+    return min(PREFILL_SHARE * served_s, PREFILL_S)
+
+
+def latency(scenario: Scenario, configuration: Mapping[str, Value], level: int, tokens_per_s: float) -> Latency:
+    """With L requests present and C of them running, each is present for L, and served for C, times tokens / rate."""
+    e2e_s = level * scenario.output_tokens / tokens_per_s
+    served_s = running(scenario, configuration, level) * scenario.output_tokens / tokens_per_s
+    ttft_s = e2e_s - served_s + prefill_s(served_s)
+    return Latency(ttft_s, (e2e_s - ttft_s) / max(1, scenario.output_tokens - 1), e2e_s)
 
 
 def level_s(scenario: Scenario, level: int, tokens_per_s: float) -> float:
