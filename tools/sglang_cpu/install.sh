@@ -7,8 +7,9 @@
 # SERVETUNE_SGLANG_CPU_DIR   where it lies      (default ~/.cache/servetune/sglang-cpu; outside the clone, kept)
 # PYTHON                     a Python 3.11      (default python3.11, else python3)
 #
-# Each set of pins has a folder of its own, named by their hash; `current` points at the one that was finished last, so
+# Each set of pins has a folder of its own, named by its hash; `current` points at the one that was finished last, so
 # `current/venv/bin/python` and `current/model` are whole at every moment, also while another set is being made.
+# The stand-ins and the tiny model are small: when only they change, they are replaced in place.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,9 +19,8 @@ log=$root/install.log
 say() { printf 'sglang-cpu: %s\n' "$*"; }
 fail() { printf 'sglang-cpu: error: %s\n' "$*" >&2; exit 1; }
 
-# Everything that decides what the environment contains.
-pins_hash() { (cd "$here" && find install.sh pins.txt make_tiny_model.py shim -type f ! -name '*.pyc' -print0 |
-    LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-12); }
+hash_of() { (cd "$here" && find "$@" -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum |
+    sha256sum | cut -c1-12); }
 
 find_python() {
     local python
@@ -66,17 +66,21 @@ assert AutoTokenizer.from_pretrained("model").encode("abc"), "the tokenizer of t
 print("sglang", sglang.__version__)'
 }
 
-build() {
+make_packages() {
     local target=$1 python
     python=$(find_python)
     rm -rf "$target"; mkdir -p "$target"; : >"$log"
     say "making the environment in $target (about four minutes, 3.5 GB)"
     step "virtual environment" "$python" -m venv "$target/venv"
     step "packages" install_pins "$target"
-    step "stand-in for the GPU kernels" install_shim "$target"
-    step "tiny model" "$target/venv/bin/python" "$here/make_tiny_model.py" "$target/model"
-    step "import check" check_install "$target"
-    touch "$target/complete"
+    touch "$target/packages-complete"
+}
+
+make_additions() { # $2: the hash of what is added, written last
+    step "stand-ins for GPU packages" install_shim "$1"
+    step "tiny model" "$1/venv/bin/python" "$here/make_tiny_model.py" "$1/model"
+    step "import check" check_install "$1"
+    echo "$2" >"$1/complete"
 }
 
 point_current() { # atomic: a link made aside, renamed over the old one
@@ -90,16 +94,18 @@ forget_old() { # keeps the two environments used last: two clones with different
 }
 
 main() {
-    local target
-    target=$root/$(pins_hash)
+    local target additions
+    target=$root/$(hash_of pins.txt)
+    additions=$(hash_of install.sh make_tiny_model.py shim)
     if [ "${1:-}" = --check ]; then
-        [ -e "$target/complete" ] && [ "$(readlink "$root/current")" = "$(basename "$target")" ]; exit
+        [ "$(cat "$target/complete" 2>/dev/null)" = "$additions" ] && [ "$root/current" -ef "$target" ]; exit
     fi
     command -v flock >/dev/null || fail "flock is missing (Debian: util-linux); it keeps two installations apart"
     mkdir -p "$root" || fail "cannot create $root; set SERVETUNE_SGLANG_CPU_DIR to a folder that can be written"
     exec 9>"$root/lock"
     flock -n 9 || { say "another installation is running; waiting for it"; flock 9; }
-    [ -e "$target/complete" ] || build "$target"
+    [ -e "$target/packages-complete" ] || make_packages "$target"
+    [ "$(cat "$target/complete" 2>/dev/null)" = "$additions" ] || make_additions "$target" "$additions"
     touch "$target"
     point_current "$target"
     forget_old

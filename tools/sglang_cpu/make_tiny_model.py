@@ -2,7 +2,8 @@
 
 Run by `install.sh` with the Python of the SGLang environment: `python make_tiny_model.py DIRECTORY`. The same input
 gives the same bytes. The tokenizer knows one token per byte, so that a text of n ASCII characters is n tokens; the
-rest of the vocabulary are words that only the (random) model speaks, so that each generated token has a text of its own.
+rest of the vocabulary are words that only the (random) model speaks, so that each generated token has a text of its
+own.
 """
 
 from __future__ import annotations

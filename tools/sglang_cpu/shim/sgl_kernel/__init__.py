@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(name)
 
     def absent(*_args: object, **_kwargs: object) -> NoReturn:
-        raise NotImplementedError(f"sgl_kernel.{name} is a GPU kernel; this environment runs SGLang on a CPU without it")
+        raise NotImplementedError(f"sgl_kernel.{name} is a GPU kernel; this environment has none (SGLang on a CPU)")
 
     absent.__name__ = name
     return absent
