@@ -5,8 +5,8 @@ Reads one JSON list of arguments (as after `sglang.launch_server`) per line, ans
     {"ok": true, "stage": null, "error": null, "message": null, "where": null, "warnings": [...],
      "resolved": {"attention_backend": "flashinfer", ...}, "ms": 41}
 
-`stage` of a refusal: `parse` (argparse), `resolve` (defaults and overrides), `check` (`check_server_args`), `crash` (the
-process died). `message` is the exact text, `where` the innermost frame. `resolved`: what SGLang makes of the arguments.
+`stage` of a refusal: `parse` (argparse), `resolve` (defaults and overrides), `check` (`check_server_args`), `crash`
+(the process died). `message` is the exact text, `where` the innermost frame. `resolved`: what SGLang makes of them.
 Each candidate runs in a fork of one warm process, so none sees what another left behind.
 
 Run with the Python of the SGLang environment (`tools/sglang_cpu`); `--release` puts another release in front of the
@@ -45,9 +45,7 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--memory-mib", type=int, default=81559, help="of each GPU, as nvidia-smi says it")
     parser.add_argument("--cuda", default="13.0")
-    parser.add_argument(
-        "--release", metavar="DIRECTORY", help="a release of SGLang to use instead of the installed one"
-    )
+    parser.add_argument("--release", metavar="DIRECTORY", help="a release to use instead of the installed one")
     parser.add_argument("--keys", help="comma-separated resolved arguments to answer; default all")
     parser.add_argument("--absent", default="", help="comma-separated packages that are not to look importable")
     parser.add_argument("--real-gpus", action="store_true", help="present nothing: ask about the GPUs of this machine")
