@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from pydantic import Field
 
 from servetune.core.clock import Clock
-from servetune.core.space import Frozen
+from servetune.core.space import Frozen, Value
 
 
 class EnvRef(Frozen):
@@ -67,6 +67,8 @@ class NodeFacts(Frozen):
     engine_version: str | None = None
     python_version: str | None = None
     cpu_count: int | None = None
+    engine_rules: bool = True  # False: a simulated node on which no rule or memory model of the engine holds
+    flag_defaults: Mapping[str, Value] = Field(default_factory=dict)  # valued flags left out, where the node says it
 
     @property
     def gpu_count(self) -> int:
