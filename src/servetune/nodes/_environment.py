@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from servetune.core.errors import SpecError
 from servetune.core.node import EnvRef, LaunchSpec, Text
 
-# Same idea as the check of literals in a study file: names that hold secrets by convention.
-_SECRET_NAME = re.compile(
-    r"(TOKEN|KEY|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?)S?$|^PGPASS|_URL$|_DSN$", re.IGNORECASE
-)
+# Names that hold secrets by convention, and addresses such as postgresql://user:password@host; a proxy's is needed.
+_SECRET_NAME = re.compile(r"(TOKEN|KEY|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL)S?$|^PGPASS", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"://[^/@:]*:[^/@]+@")
+_PROXY_NAME = re.compile(r"_PROXY$", re.IGNORECASE)
 
 # py-setproctitle (SGLang's schedulers name themselves) writes its title over /proc/PID/environ, markers included,
 # unless this variable is set. Seen with 1.3.7: without it the whole block reads as zeros.
@@ -26,11 +26,13 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     that the study does not name (cloud and database credentials of the tuner): what the server does not have it cannot
     print, and a launch that needs one must say so, else the exported command would not be what was measured.
     """
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.upper().startswith("SERVETUNE_") and not _SECRET_NAME.search(name)
-    }
+    return {name: value for name, value in environ.items() if not _kept_back(name, value)}
+
+
+def _kept_back(name: str, value: str) -> bool:
+    if name.upper().startswith("SERVETUNE_") or _SECRET_NAME.search(name):
+        return True
+    return _URL_PASSWORD.search(value) is not None and not _PROXY_NAME.search(name)
 
 
 def resolved(spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str], dict[str, str]]:

@@ -80,7 +80,7 @@ def running_pids(found: Sequence[Member]) -> str:
 
 
 def _sessions(found: Mapping[int, Mark], running: Mapping[int, Process], marks: Mapping[int, Mark]) -> dict[int, Mark]:
-    """Those whose leader carries the mark or is gone: a marked program in a person's login session claims nobody else."""
+    """Those whose leader is marked or gone: a marked program in a person's login session claims nobody else."""
     own = os.getsid(0)
     return {
         leader: mark for leader, mark in found.items() if leader != own and (leader in marks or leader not in running)

@@ -47,8 +47,8 @@ def read(pid: int) -> Process | None:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Signal exactly this process: never one that took over its pid. Gone already: nothing happens."""
-    with contextlib.suppress(ProcessLookupError):
+    """Signal exactly this process, never one that took over its pid. Nothing happens when it is gone or not ours."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = _pidfd(process.pid)
         # Read after the descriptor was opened: what it names can no longer change.
         now = read(process.pid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from pydantic import Field
 
 from servetune.core.clock import WallClock
-from servetune.core.errors import SpecError
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import Frozen
 from servetune.nodes._ending import reclaimed
@@ -19,23 +17,25 @@ from servetune.nodes._launch import boot_id, prepared
 from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import read
 from servetune.nodes._server import LocalServer
-from servetune.nodes.local import run_command, start_server
+from servetune.nodes.local import start_server
+from servetune.simulation.scenario import facts, load_scenario, shipped_names
 
 
 class Settings(Frozen):
     """Keys of a study file's `node:` beside `name: simulated`."""
 
-    scenario: str  # a scenario file
+    scenario: str  # a scenario that comes with servetune, or a file
     time_scale: float = Field(default=60.0, gt=0, le=100_000)  # node seconds per wall second
-    seed: int = 0  # of the noise
+    seed: int = Field(default=0, ge=0)  # of the noise
 
 
 def create(settings: Settings, base_dir: Path) -> SimulatedNode:
-    """The simulated node; a relative scenario path is taken from `base_dir`. Raises SpecError when there is none."""
-    scenario = (base_dir / settings.scenario).resolve()
-    if not scenario.is_file():
-        raise SpecError(f"node.scenario: {scenario} does not exist; give the path of a scenario file")
-    return SimulatedNode(settings, scenario)
+    """The simulated node; a relative scenario path is taken from `base_dir`. Raises SpecError for a bad scenario."""
+    base_dir = base_dir.resolve()  # the server reads the scenario too, from another directory
+    known = facts(load_scenario(settings.scenario, base_dir))
+    shipped = settings.scenario in shipped_names()
+    scenario = settings.scenario if shipped else str(base_dir / Path(settings.scenario).expanduser())
+    return SimulatedNode(settings, scenario, known)
 
 
 class SimulatedNode:
@@ -43,11 +43,11 @@ class SimulatedNode:
 
     name = "simulated"
 
-    def __init__(self, settings: Settings, scenario: Path) -> None:
+    def __init__(self, settings: Settings, scenario: str, facts: NodeFacts) -> None:
         self.clock = WallClock(settings.time_scale)
         self._settings = settings
         self._scenario = scenario
-        self._facts: NodeFacts | None = None
+        self._facts = facts
 
     def identity(self) -> str:
         """One per tuner: simulated nodes are free, so two studies need not wait for each other."""
@@ -55,14 +55,7 @@ class SimulatedNode:
         return f"simulated/{boot_id()}/{os.getpid()}/{me.start_ticks if me else 0}"
 
     def facts(self) -> NodeFacts:
-        """What the scenario says; `simulated` is True. Raises SpecError when the scenario cannot be read."""
-        if self._facts is None:
-            answer = run_command([*self._program(), "--facts"])
-            if answer is None or answer.code != 0:
-                text = answer.text.strip()[-2000:] if answer else f"{sys.executable} does not exist"
-                raise SpecError(f"scenario {self._scenario} cannot be used: {text}")
-            facts = NodeFacts.model_validate(json.loads(answer.text.strip().splitlines()[-1]))
-            self._facts = facts.model_copy(update={"simulated": True, "node": self.name})
+        """What the scenario says; `simulated` is True."""
         return self._facts
 
     def environment(self) -> Mapping[str, str]:
@@ -86,6 +79,6 @@ class SimulatedNode:
     def _program(self) -> tuple[str, ...]:
         settings = self._settings
         return (
-            *(sys.executable, "-m", "servetune.simulation.server", "--scenario", str(self._scenario)),
+            *(sys.executable, "-m", "servetune.simulation.server", "--scenario", self._scenario),
             *("--time-scale", str(settings.time_scale), "--seed", str(settings.seed)),
         )

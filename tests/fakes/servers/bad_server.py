@@ -36,7 +36,7 @@ def main() -> None:
     if args.crash_after_s is not None:
         crash_later(args.crash_after_s, args.exit_code, args.die_by)
     if args.port is None or args.hang:
-        forever()
+        return forever()
     serve(args.port, args.ready_after_s)
 
 
@@ -129,6 +129,7 @@ def crash_later(after_s: float, code: int, signal_name: str) -> None:
         say("crashing")
         if signal_name:
             os.kill(os.getpid(), signal.Signals[f"SIG{signal_name}"])
+            time.sleep(60)  # the signal may take a moment
         os._exit(code)
 
     threading.Thread(target=crash, daemon=True).start()
