@@ -1,0 +1,404 @@
+"""SGLang's launch flags read out of its source, without importing it (nor torch).
+
+Standard library only and no import of servetune: the file runs as a script with the Python of any node,
+`python _source.py SITE_PACKAGES`, and prints the result as JSON.
+
+Two shapes of source are understood: `ServerArgs.add_cli_args` with `parser.add_argument` calls (up to 0.5.13, and for
+deprecated spellings later), and fields annotated `A[type, Arg(...)]` in `server_args.py` (0.5.14) or in
+`arg_groups/fields/*.py` (0.5.20 on), for which `arg_groups/arg_utils.add_cli_args_from_dataclass` is followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+#: Of one flag, as JSON: name, kind, and where present aliases, choices, default, nargs, deprecated, instead.
+Flag = dict[str, Any]
+
+_TYPES = {"int": "int", "float": "float", "str": "str", "bool": "switch"}
+_JSON_PARSERS = ("loads", "json_list_type", "parse_cuda_graph_config_arg")
+_ENVIRONMENT = re.compile(r"\b(?:SGLANG|SGL)_[A-Z0-9_]*[A-Z0-9]\b")
+_VERSION = re.compile(r"""^\s*(?:__version__\s*=\s*)?(?:version\s*=\s*)*["'](\d[^"']*)["']""", re.MULTILINE)
+
+
+class Unreadable(Exception):
+    """An expression whose value cannot be known without running it."""
+
+
+def read_flags(site_dir: Path) -> dict[str, Flag]:
+    """Flag name → description for the SGLang in `site_dir`. Raises FileNotFoundError or SyntaxError."""
+    tree = _Sources(site_dir)
+    server_args = tree.module("sglang.srt.server_args")
+    owner = server_args.classes["ServerArgs"]
+    fields = dict(_annotated(owner, server_args))
+    for name in _field_modules(site_dir):
+        module = tree.module(name)
+        for definition in module.classes.values():
+            fields.update(_annotated(definition, module))
+    flags: dict[str, Flag] = {}
+    for field, (node, module) in fields.items():
+        flag = _from_field(field, node, module)
+        if flag is not None:
+            flags[flag["name"]] = flag
+    for flag in _from_calls(owner, server_args, fields):
+        flags[flag["name"]] = flag
+    return flags
+
+
+def read_environment(site_dir: Path) -> list[str]:
+    """Every name of an environment variable of SGLang's own that its server code mentions, sorted."""
+    found: set[str] = set()
+    for path in (site_dir / "sglang" / "srt").rglob("*.py"):
+        found.update(_ENVIRONMENT.findall(path.read_text(encoding="utf-8", errors="replace")))
+    return sorted(found)
+
+
+def read_version(site_dir: Path) -> str:
+    """The installed version, from its version file or its metadata; empty when there is neither."""
+    for name in ("_version.py", "version.py"):
+        path = site_dir / "sglang" / name
+        if path.is_file() and (match := _VERSION.search(path.read_text(encoding="utf-8"))):
+            return match.group(1)
+    metadata = sorted(site_dir.glob("sglang-*.dist-info"))
+    return metadata[0].name.removesuffix(".dist-info").removeprefix("sglang-") if metadata else ""
+
+
+def content_hash(site_dir: Path) -> str:
+    """Hex digest of the files that declare flags: the key of a cache beside the version."""
+    srt = site_dir / "sglang" / "srt"
+    digest = hashlib.sha256()
+    for path in [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class _Module:
+    """One parsed module: its assignments, imports and classes by name."""
+
+    def __init__(self, sources: _Sources, body: list[ast.stmt]) -> None:
+        self.sources = sources
+        self.assigned: dict[str, ast.expr] = {}
+        self.imported: dict[str, tuple[str, str]] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        for statement in _flat(body):
+            self.note(statement)
+
+    def note(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.ClassDef):
+            self.classes[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            for alias in statement.names:
+                self.imported[alias.asname or alias.name] = (statement.module, alias.name)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            self.assigned[statement.targets[0].id] = statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            self.assigned[statement.target.id] = statement.value
+
+    def value(self, node: ast.expr, local: Mapping[str, ast.expr] = {}) -> Any:
+        """The value of a constant expression. Raises Unreadable."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return [self.value(item, local) for item in node.elts]
+        if isinstance(node, ast.Dict):
+            return [self.value(key, local) for key in node.keys if key is not None]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.value(node.operand, local)
+        if isinstance(node, ast.BinOp):
+            return self.binary(node, local)
+        if isinstance(node, ast.Call):
+            return self.call(node, local)
+        if isinstance(node, ast.Name):
+            return self.named(node.id, local)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            return self.member(node.value.id, node.attr)
+        raise Unreadable(ast.dump(node)[:80])
+
+    def binary(self, node: ast.BinOp, local: Mapping[str, ast.expr]) -> Any:
+        left, right = self.value(node.left, local), self.value(node.right, local)
+        if isinstance(node.op, ast.Add | ast.BitOr) and type(left) is type(right):
+            return left + right
+        if isinstance(node.op, ast.Mult) and isinstance(left, int | float) and isinstance(right, int | float):
+            return left * right
+        raise Unreadable("operator")
+
+    def call(self, node: ast.Call, local: Mapping[str, ast.expr]) -> Any:
+        if isinstance(node.func, ast.Name) and node.func.id in ("list", "tuple", "set", "sorted", "frozenset"):
+            return self.value(node.args[0], local) if node.args else []
+        if isinstance(node.func, ast.Name) and node.func.id == "get_args":
+            return self.value(node.args[0], local)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "keys":
+            return self.value(node.func.value, local)
+        raise Unreadable("call")
+
+    def named(self, name: str, local: Mapping[str, ast.expr]) -> Any:
+        if name in local:
+            return self.value(local[name], {key: value for key, value in local.items() if key != name})
+        if name in self.assigned:
+            node = self.assigned[name]
+            inner = node.slice if isinstance(node, ast.Subscript) and _last(node.value) == "Literal" else node
+            return self.value(inner)
+        if name in self.imported:
+            module, original = self.imported[name]
+            return self.sources.module(module).named(original, {})
+        raise Unreadable(name)
+
+    def member(self, owner: str, attribute: str) -> Any:
+        if owner in self.imported:
+            module, original = self.imported[owner]
+            return self.sources.module(module).member(original, attribute)
+        for statement in self.classes[owner].body if owner in self.classes else []:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+            if isinstance(target, ast.Name) and target.id == attribute:
+                value = getattr(statement, "value", None)
+                if value is not None:
+                    inside = {n: v for n, v in _assigned_in(self.classes[owner]) if n != attribute}
+                    return self.value(value, inside)
+        raise Unreadable(f"{owner}.{attribute}")
+
+
+class _Sources:
+    """Modules below a directory, parsed once each when first needed."""
+
+    def __init__(self, site_dir: Path) -> None:
+        self.site_dir = site_dir
+        self.known: dict[str, _Module] = {}
+
+    def module(self, name: str) -> _Module:
+        if name not in self.known:
+            base = self.site_dir.joinpath(*name.split("."))
+            path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+            if path is None and name == "sglang.srt.server_args":
+                raise FileNotFoundError(f"{base}.py: there is no SGLang in {self.site_dir}")
+            body = ast.parse(path.read_text(encoding="utf-8")).body if path else []
+            self.known[name] = _Module(self, body)
+        return self.known[name]
+
+
+def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If | ast.Try):
+            yield from _flat(statement.body)
+
+
+def _assigned_in(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    for statement in owner.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            yield statement.targets[0].id, statement.value
+
+
+def _last(node: ast.expr) -> str:
+    """The last word of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _field_modules(site_dir: Path) -> list[str]:
+    folder = site_dir / "sglang" / "srt" / "arg_groups" / "fields"
+    return [f"sglang.srt.arg_groups.fields.{path.stem}" for path in sorted(folder.glob("*.py"))]
+
+
+def _annotated(owner: ast.ClassDef, module: _Module) -> Iterator[tuple[str, tuple[ast.AnnAssign, _Module]]]:
+    for statement in owner.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, (statement, module)
+
+
+def _from_field(field: str, node: ast.AnnAssign, module: _Module) -> Flag | None:
+    """A field `name: A[type, "help"]` or `A[type, Arg(...)]`; None when it is no flag."""
+    annotation = node.annotation
+    if not (isinstance(annotation, ast.Subscript) and _last(annotation.value) in ("A", "Annotated")):
+        return None
+    if not isinstance(annotation.slice, ast.Tuple):
+        return None
+    kind, *notes = annotation.slice.elts
+    call = next((n for n in notes if isinstance(n, ast.Call) and _last(n.func) == "Arg"), None)
+    if call is None and not any(_is_text(n) for n in notes):
+        return None
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
+    if _known(module, given.get("no_cli")):
+        return None
+    name = str(_known(module, given.get("cli_name")) or field.replace("_", "-")).lstrip("-")
+    aliases = [str(alias).lstrip("-") for alias in _known(module, given.get("aliases")) or []]
+    flag = _named_flag([name, *aliases], {field.replace("_", "-")})
+    flag.update(_kind_of_field(kind, given, module))
+    _put_default(flag, node.value, module)
+    return flag
+
+
+def _kind_of_field(node: ast.expr, given: Mapping[str, ast.expr], module: _Module) -> Flag:
+    inner = _without_optional(node)
+    if "action" in given:
+        kwargs = given.get("action_kwargs")
+        extra = dict(zip(_known(module, kwargs) or [], getattr(kwargs, "values", []), strict=False))
+        return _described({**extra, **given}, module, {})
+    found: Flag = {}
+    if isinstance(inner, ast.Subscript) and _last(inner.value) == "Literal":
+        _put_choices(found, inner.slice, module, {})
+        inner = ast.Name(id=type(found.get("choices", [""])[0]).__name__)
+    elif isinstance(inner, ast.Name) and inner.id in {*module.assigned, *module.imported}:
+        literal = _known(module, inner)  # `Mode = Literal[...]`
+        if isinstance(literal, list) and literal:
+            found["choices"] = literal
+            inner = ast.Name(id=type(literal[0]).__name__)
+    if isinstance(inner, ast.Subscript) and _last(inner.value) in ("list", "List") and "type_parser" not in given:
+        found["nargs"] = _known(module, given.get("nargs")) or "+"
+        inner = inner.slice
+    elif "nargs" in given:
+        found["nargs"] = _known(module, given["nargs"])
+    found["kind"] = _parser_kind(given["type_parser"]) if "type_parser" in given else _TYPES.get(_last(inner), "str")
+    if "choices" in given:
+        _put_choices(found, given["choices"], module, {})
+    return found
+
+
+def _without_optional(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Subscript) and _last(node.value) == "Optional":
+        return node.slice
+    if isinstance(node, ast.Subscript) and _last(node.value) == "Union" and isinstance(node.slice, ast.Tuple):
+        rest = [item for item in node.slice.elts if not _is_none(item)]
+        return rest[0] if len(rest) == 1 else node
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        if _is_none(node.right):
+            return node.left
+        if _is_none(node.left):
+            return node.right
+    return node
+
+
+def _from_calls(
+    owner: ast.ClassDef, module: _Module, fields: Mapping[str, tuple[ast.AnnAssign, _Module]]
+) -> Iterator[Flag]:
+    """Flags of the `add_argument` calls in `ServerArgs.add_cli_args`."""
+    names = {field.replace("_", "-") for field in fields}
+    for function in owner.body:
+        if not (isinstance(function, ast.FunctionDef) and function.name == "add_cli_args"):
+            continue
+        local = {
+            statement.targets[0].id: statement.value
+            for statement in ast.walk(function)
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+        }
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and _last(call.func) == "add_argument":
+                options = [module.value(argument) for argument in call.args]
+                given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+                flag = _named_flag([str(option).lstrip("-") for option in options], names)
+                flag.update(_described(given, module, local))
+                _put_default(flag, _field_default(given.get("default"), fields), module)
+                yield flag
+
+
+def _described(given: Mapping[str, ast.expr], module: _Module, local: Mapping[str, ast.expr]) -> Flag:
+    """Kind, choices, arity and deprecation from the arguments of an `add_argument` call."""
+    found: Flag = {"kind": "str"}
+    action = given.get("action")
+    word = _last(action) if isinstance(action, ast.Attribute | ast.Name) else _known(module, action)
+    if "type" in given:
+        found["kind"] = _parser_kind(given["type"])
+    if "choices" in given:
+        _put_choices(found, given["choices"], module, local)
+    if nargs := _known(module, given.get("nargs")):
+        found["nargs"] = nargs
+    if word in ("store_true", "DeprecatedStoreTrueAction"):
+        found["kind"] = "switch"
+    elif word == "DeprecatedStoreConstAction":
+        found["kind"] = "str" if "choices" in given else "switch"
+    elif word == "BooleanOptionalAction":
+        found["kind"] = "on_off"
+    elif word == "DeprecatedAction":
+        found["kind"] = "removed" if "error_message" in given else "ignored"
+    if isinstance(word, str) and word.startswith("Deprecated"):
+        found["deprecated"] = True
+        instead = _known(module, given.get("new_flag")) or _known(module, given.get("error_message"))
+        if instead:
+            found["instead"] = instead
+    return found
+
+
+def _named_flag(options: list[str], fields: set[str]) -> Flag:
+    """Canonical name: the option that is spelled like its field, else the first."""
+    name = next((option for option in options if option in fields), options[0])
+    aliases = [option for option in options if option != name]
+    return {"name": name, **({"aliases": aliases} if aliases else {})}
+
+
+def _parser_kind(node: ast.expr) -> str:
+    word = _last(node)
+    if word in _JSON_PARSERS:
+        return "json"
+    return "human_int" if word == "human_readable_int" else _TYPES.get(word, "str")
+
+
+def _put_choices(flag: Flag, node: ast.expr, module: _Module, local: Mapping[str, ast.expr]) -> None:
+    try:
+        flag["choices"] = _as_list(module.value(node, local))
+    except Unreadable:
+        flag.pop("choices", None)  # known only at run time: any value is let through
+
+
+def _put_default(flag: Flag, node: ast.expr | None, module: _Module) -> None:
+    default = _known(module, node)
+    if flag.get("kind") in ("ignored", "removed") or (flag.get("kind") == "switch" and default is False):
+        return
+    if isinstance(default, bool | int | float | str):
+        flag["default"] = default
+
+
+def _field_default(node: ast.expr | None, fields: Mapping[str, tuple[ast.AnnAssign, _Module]]) -> ast.expr | None:
+    """`ServerArgs.x` and `_declared_default("x")` mean the default of the field x."""
+    field = ""
+    if isinstance(node, ast.Attribute) and _last(node.value) == "ServerArgs":
+        field = node.attr
+    elif isinstance(node, ast.Call) and _last(node.func) == "_declared_default" and node.args:
+        field = str(getattr(node.args[0], "value", ""))
+    return fields[field][0].value if field in fields else node
+
+
+def _known(module: _Module, node: ast.expr | None) -> Any:
+    """The value, or None when it is absent or cannot be known."""
+    if node is None:
+        return None
+    try:
+        return module.value(node)
+    except Unreadable:
+        return None
+
+
+def _as_list(value: Any) -> list[Any]:
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, bool | int | float | str) for item in items):
+        raise Unreadable("choices")
+    return items
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_text(node: ast.expr) -> bool:
+    """A help text: a string, an f-string, or strings put together."""
+    if isinstance(node, ast.BinOp):
+        return _is_text(node.left)
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def read_all(site_dir: Path) -> dict[str, Any]:
+    """Everything at once, as the script prints it."""
+    return {
+        "version": read_version(site_dir),
+        "hash": content_hash(site_dir),
+        "flags": read_flags(site_dir),
+        "environment": read_environment(site_dir),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(read_all(Path(sys.argv[1])), sys.stdout)
