@@ -1,0 +1,115 @@
+"""The flags of one launch, as far as they are known: asked for, effective, environment; and whom a message blames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from servetune.core.space import Assignment
+from servetune.engines.sglang._log_args import flag_name, is_set
+from servetune.engines.sglang._log_run import Run
+
+#: Frames that belong to one option: the innermost frame that matches decides.
+FRAME_FLAGS: tuple[tuple[str, str], ...] = (
+    (r"torch_symm_mem", "enable-torch-symm-mem"),
+    (r"pymscclpp|mscclpp", "enable-mscclpp"),
+    (r"pynccl_allocator|use_symmetric_memory", "enable-symm-mem"),
+    (r"custom_all_reduce|quick_all_reduce|_all_reduce_out_place", "disable-custom-all-reduce"),
+    (r"flashinfer_comm_fusion|flashinfer/comm/|allreduce_fusion", "enable-flashinfer-allreduce-fusion"),
+    (r"allreduce_fusion|flashinfer/comm/", "flashinfer-allreduce-fusion-backend"),
+    (r"two_batch_overlap", "enable-two-batch-overlap"),
+    (r"single_batch_overlap", "enable-single-batch-overlap"),
+    (r"token_dispatcher/|deep_ep/|mooncake", "moe-a2a-backend"),
+    (r"layers/moe/|fused_moe|moe_runner", "moe-runner-backend"),
+    (r"batch_invariant_ops", "enable-deterministic-inference"),
+    (r"piecewise", "enable-piecewise-cuda-graph"),
+    (r"layers/attention/|attention_registry|attention_backend", "attention-backend"),
+    (r"pool_host|hicache|hiradix|hybrid_cache", "enable-hierarchical-cache"),
+    (r"speculative/|eagle_|ngram_", "speculative-algorithm"),
+    (r"quantization/", "quantization"),
+    (r"_dynamo|torch/compile|inductor", "enable-torch-compile"),
+)
+_FLAG = re.compile(r"--([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)")
+_FIELD = re.compile(r"\b(?:self\.)?(?:server_args\.)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
+_FIELDS = frozenset(
+    "tp_size dp_size ep_size pp_size attn_dp_size moe_dense_tp_size moe_a2a_backend moe_runner_backend deepep_mode"
+    " chunked_prefill_size page_size enable_dp_attention enable_dp_lm_head attention_backend kv_cache_dtype"
+    " speculative_num_draft_tokens speculative_num_steps speculative_eagle_topk speculative_algorithm max_running_requests"
+    " enable_two_batch_overlap enable_mixed_chunk disable_radix_cache cuda_graph_max_bs context_length quantization"
+    " mem_fraction_static ep_num_redundant_experts enable_eplb".split()
+)
+#: Flags whose value choose a kernel or a path: their value in a message points at them.
+VALUED = (
+    "moe-runner-backend moe-a2a-backend attention-backend prefill-attention-backend decode-attention-backend quantization"
+    " kv-cache-dtype speculative-algorithm deepep-mode fp4-gemm-backend fp8-gemm-backend sampling-backend load-format"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFlags:
+    """`asked`: by the assignment, else by the command shown in the log. `effective`: from `server_args=`."""
+
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    effective: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, assignment: Assignment) -> LaunchFlags:
+        """What is known of a run's flags; environment variables are `env.NAME`."""
+        env = {f"env.{name}": value for name, value in run.env.items()}
+        asked = {flag_name(name) if not name.startswith("env.") else name: value for name, value in assignment.items()}
+        return cls({**env, **(asked or run.command)}, dict(run.effective))
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known."""
+        return bool(self.asked or self.effective)
+
+    def value(self, flag: str) -> Any:
+        """Effective value, else the one asked for, else None."""
+        return self.effective[flag] if flag in self.effective else self.asked.get(flag)
+
+    def on(self, flag: str) -> bool:
+        """Whether the flag switches something on, or has a value that is not left to the engine."""
+        return is_set(self.asked.get(flag)) or is_set(self.effective.get(flag))
+
+    def number(self, flag: str) -> float | None:
+        """The value as a number; None when it is not one."""
+        value = self.value(flag)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def kept(wanted: Iterable[str], flags: LaunchFlags) -> list[str]:
+    """The flags of a blame list that are switched on; those with `!` always."""
+    return [flag.rstrip("!") for flag in wanted if flag.endswith("!") or flags.on(flag)]
+
+
+def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
+    """Flags that a message and its frames point at, most telling first: named, by value, by field, by frame."""
+    named = [flag_name(name) for name in _FLAG.findall(text)]
+    by_value = [flag for flag in VALUED if _value_in(flags.value(flag), text)]
+    fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
+    by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
+    found = [flag for flag in dict.fromkeys([*by_value, *fields, *named]) if flags.on(flag) or not flags.known]
+    if not found:
+        found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]
+    return list(dict.fromkeys(found or named))[:3]
+
+
+def _value_in(value: Any, text: str) -> bool:
+    if not isinstance(value, str) or len(value) < 3 or not is_set(value):
+        return False
+    return bool(re.search(rf"(?i)(?<![\w/]){re.escape(value)}(?![\w/])", text.replace("-", "_").replace(" ", "_")))
+
+
+def _last_code(stack: str) -> str:
+    return stack.rsplit("\n", 1)[-1].partition("> ")[2]
+
+
+def _by_frames(stack: str, flags: LaunchFlags) -> list[str]:
+    for frame in reversed(stack.split("\n")):
+        for pattern, flag in FRAME_FLAGS:
+            if re.search(pattern, frame) and (flags.on(flag) or flag == "disable-custom-all-reduce"):
+                return [flag]
+    return []

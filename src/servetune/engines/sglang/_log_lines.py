@@ -1,0 +1,173 @@
+"""From bytes to clean log lines: splitting with bounded memory, and removing everything that is not the message.
+
+A **physical line** is what lies between two newlines; numbers count these, from 1, as `grep -n` does. One physical line
+may hold several **lines**: progress bars end with a carriage return, and a logger's line may follow a bar directly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+#: A physical line longer than the sum is shortened to its first and last bytes (a `server_args=` line has about 20 KB).
+HEAD_BYTES = 64 * 1024
+TAIL_BYTES = 16 * 1024
+#: Longest text of one clean line, in characters; `server_args=` needs most of it.
+MAX_TEXT = HEAD_BYTES + TAIL_BYTES
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[@-Z\\-_])?|^\[\d{1,2}(?:;\d{1,2})*m|\[0?m$")
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z][A-Z_]{0,7}\d+)*)\] ?")
+_TORCH = re.compile(r"^\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
+_NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
+_BAR = re.compile(r"\d+%[|]|\d+it \[|%[|]")
+_CONTAINER = (
+    re.compile(r"^\[pod/[^\]]+\] ?"),  # kubectl logs --prefix
+    re.compile(
+        r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)(?: std(?:out|err) [FP](?: |$)| |$)"
+    ),  # Kubernetes, CRI, docker -t
+    re.compile(r"^[A-Za-z][\w.\-]{0,60} *\| ?"),  # docker compose
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(?:\[\d+\])?: "),  # journald, syslog
+    re.compile(r"^\((?:[\w.]+ )?pid=\d+(?:, ip=[^)]+)?\) ?"),  # Ray
+    re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|\w+Error)"),  # srun --label
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One clean line. `stamp_s`: its own time stamp in seconds, None without one; `rank` as printed (`DP0 TP3`)."""
+
+    number: int
+    text: str
+    stamp_s: float | None = None
+    rank: str | None = None
+    source: str = ""  # container or pod that wrote it, where the log says so
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the engine's logger wrote it (a line of a traceback or of a library carries no stamp)."""
+        return self.stamp_s is not None
+
+
+class LineSplitter:
+    """Cuts a byte stream into physical lines. Holds at most one shortened line, whatever the chunks are."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._tail = b""  # only of a line that is already too long
+        self._long = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Complete physical lines, without their newline."""
+        if self._long:
+            return self._feed_long(chunk)
+        lines = (self._pending + chunk).split(b"\n")
+        self._pending = lines.pop()
+        if len(self._pending) > HEAD_BYTES + TAIL_BYTES:
+            self._long = True
+            self._tail = self._pending[-TAIL_BYTES:]
+            self._pending = self._pending[:HEAD_BYTES]
+        return lines
+
+    def _feed_long(self, chunk: bytes) -> list[bytes]:
+        end = chunk.find(b"\n")
+        if end < 0:
+            self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+            return []
+        line = self._pending + (self._tail + chunk[:end])[-TAIL_BYTES:]
+        self._pending, self._tail, self._long = b"", b"", False
+        return [line, *self.feed(chunk[end + 1 :])]
+
+    @property
+    def rest(self) -> bytes:
+        """What follows the last newline, shortened."""
+        return self._pending + self._tail
+
+
+def clip(raw: bytes) -> bytes:
+    """The part of a physical line that is read: all of it, or its first and last bytes."""
+    return raw if len(raw) <= HEAD_BYTES + TAIL_BYTES else raw[:HEAD_BYTES] + raw[-TAIL_BYTES:]
+
+
+class LineCleaner:
+    """Removes colours, carriage returns and container prefixes; remembers a prefix that it saw before a time stamp."""
+
+    def __init__(self) -> None:
+        self._learned = ""
+
+    def clean(self, number: int, raw: bytes) -> Iterator[Line]:
+        """The lines of one physical line. An empty physical line gives one empty line: it ends a traceback."""
+        text = clip(raw).decode("utf-8", "replace").replace("\x00", "")
+        if text.startswith('{"log":'):
+            text = _unpack_json(text)
+        source, text = self._strip_prefix(_ANSI.sub("", text.rstrip("\r\n")))
+        for part in _parts(text):
+            yield _line(number, part, source)
+
+    def _strip_prefix(self, text: str) -> tuple[str, str]:
+        if self._learned and text.startswith(self._learned):
+            return self._learned.strip(), text[len(self._learned) :]
+        source = ""
+        for pattern in _CONTAINER:
+            match = pattern.match(text)
+            if match and not _BAR.search(match.group()):
+                if "|" in match.group() or "/" in match.group():
+                    source = match.group().strip(" |")
+                text = text[match.end() :]
+        stamp = _STAMP.search(text, 0, 200)
+        if stamp and 0 < stamp.start() <= 80 and not source and _looks_like_prefix(text[: stamp.start()]):
+            self._learned = text[: stamp.start()]
+            return self._learned.strip(), text[stamp.start() :]
+        return source, text
+
+
+def _looks_like_prefix(text: str) -> bool:
+    """A few words without spaces inside brackets or quotes, such as a pod name; not the rest of a progress bar."""
+    return bool(re.fullmatch(r"[\w./:\-\[\]|() ]{1,80}[ |\]:]", text)) and not _BAR.search(text) and "%" not in text
+
+
+def _unpack_json(text: str) -> str:
+    """Docker's json-file format, one object a line."""
+    try:
+        unpacked = json.loads(text)
+    except ValueError:
+        return text
+    log = unpacked.get("log") if isinstance(unpacked, dict) else None
+    return log.rstrip("\r\n") if isinstance(log, str) else text
+
+
+def _parts(text: str) -> list[str]:
+    """Split at carriage returns (only the last of several progress bars is kept) and before a stamp inside a line."""
+    pieces = [piece for piece in text.split("\r") if piece] if "\r" in text else [text]
+    parts: list[str] = []
+    for piece in pieces:
+        start = 0
+        for stamp in _STAMP.finditer(piece, 1):
+            parts.append(piece[start : stamp.start()])
+            start = stamp.start()
+        parts.append(piece[start:])
+    bars = [index for index, part in enumerate(parts) if _BAR.search(part)] if len(parts) > 1 else []
+    return [part for index, part in enumerate(parts) if index not in bars[:-1]] or [""]
+
+
+def _line(number: int, text: str, source: str) -> Line:
+    stamp = _STAMP.match(text)
+    if stamp:
+        rank = stamp.group(2).strip() or None
+        return Line(number, text[stamp.end() :], _seconds(stamp.group(1)), rank, source)
+    torch = _TORCH.match(text)
+    if torch:
+        return Line(number, text[torch.end() :], None, torch.group(1), source)
+    nccl = _NCCL_RANK.match(text)
+    return Line(number, text, None, f"rank{nccl.group(1)}" if nccl else None, source)
+
+
+@lru_cache(maxsize=64)
+def _seconds(stamp: str) -> float | None:
+    try:
+        return datetime.fromisoformat(stamp).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,178 @@
+"""Everything that is remembered of one server's log: bounded state, fed with clean lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from servetune.core.failure import Phase
+from servetune.core.space import Value
+from servetune.engines.sglang import _log_args, _log_notices, _log_phases
+from servetune.engines.sglang._failure_table import Entry, entries
+from servetune.engines.sglang._log_lines import Line
+from servetune.engines.sglang._log_notices import Notice
+from servetune.engines.sglang._log_phases import Progress
+from servetune.engines.sglang._log_throughput import Throughput
+from servetune.engines.sglang._log_tracebacks import Trace, TracebackAssembler
+
+#: Bounds on what is kept: events per signature and in all, notices, explaining lines, flags named in a usage text.
+PER_SIGNATURE, EVENTS, NOTICES, EXPLAINING, KNOWN_FLAGS = 6, 512, 64, 16, 4096
+MAX_EVIDENCE_TEXT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line that matched a signature of the table, and where the log was then."""
+
+    entry: Entry
+    number: int
+    text: str
+    stamp_s: float
+    rank: str | None
+    phase: Phase
+    ready: bool
+    markers: int
+
+
+@dataclass(slots=True)
+class Run:
+    """State of the reading. `deaths` and `stop_line`: the server ends, or was asked to end."""
+
+    progress: Progress = field(default_factory=Progress)
+    throughput: Throughput = field(default_factory=Throughput)
+    tracebacks: TracebackAssembler = field(default_factory=TracebackAssembler)
+    events: list[Event] = field(default_factory=list)
+    notices: list[tuple[int, str, Notice, Phase]] = field(default_factory=list)
+    explaining: dict[str, list[tuple[int, str, str | None]]] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)
+    command: dict[str, Value] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    usage_flags: set[str] = field(default_factory=set)
+    worry: tuple[int, str, Phase] | None = None
+    deaths: list[tuple[int, str]] = field(default_factory=list)
+    stop_line: int = 0
+    last_line: tuple[int, str] = (0, "")
+    last_decode_line: int = 0
+    last_answer_line: int = 0
+    stamp_s: float = 0.0
+    end_stamp_s: float = 0.0  # of the last decode line
+    _counts: dict[str, int] = field(default_factory=dict)
+
+    def take(self, line: Line) -> None:
+        """Take one clean line."""
+        if line.text.strip():
+            self.last_line = (line.number, line.text[:MAX_EVIDENCE_TEXT])
+        if line.stamp_s is not None:
+            self.stamp_s = line.stamp_s
+        if self.tracebacks.opens(line):
+            self._traceback(line)
+        elif not self.tracebacks.take(line):
+            self._plain(line)
+
+    def _traceback(self, line: Line) -> None:
+        if _log_notices.DEATH.search(line.text):
+            self._death(line)
+        progress = self.progress
+        if progress.phase is Phase.PARSE:
+            progress.enter(Phase.VALIDATE, line)
+        phase = progress.by_rank.get(line.rank or "", progress.phase)
+        self.tracebacks.start(line, phase.value, progress.ready, self.stamp_s, progress.markers)
+
+    def _plain(self, line: Line) -> None:
+        text = line.text
+        if line.stamped and self.progress.phase is Phase.PARSE and "server_args=" not in text:
+            self.progress.enter(Phase.VALIDATE, line)
+        if _log_phases.take_marker(self.progress, line):
+            self._arguments(text)
+            return
+        _log_phases.take_version(self.progress, line)
+        self._command(text)
+        self._usage(text)
+        if _log_notices.RETRACTION.search(text):
+            self.throughput.retractions += 1
+            self._explain("retraction", line)
+        notice = _log_notices.notice_of(text)
+        if notice is not None and len(self.notices) < NOTICES:
+            self.notices.append((line.number, text[:MAX_EVIDENCE_TEXT], notice, self.progress.phase))
+        if _log_notices.STOP.search(text) and not self.stop_line and not self.deaths:
+            self.stop_line = line.number
+        elif _log_notices.DEATH.search(text):
+            self._death(line)
+        if _log_notices.ALARM.search(text):
+            self._alarm(line)
+
+    def _death(self, line: Line) -> None:
+        if len(self.deaths) < EXPLAINING:
+            self.deaths.append((line.number, line.text[:MAX_EVIDENCE_TEXT]))
+
+    def _arguments(self, text: str) -> None:
+        if "server_args=" in text:
+            self.effective.update(_log_args.parse_server_args(text))
+
+    def _command(self, text: str) -> None:
+        if "launch_server" in text or "sglang serve" in text or "sglang::launch" in text:
+            shown = _log_args.parse_command(text)
+            if shown is not None and len(self.command) < KNOWN_FLAGS:
+                self.command.update(shown[0])
+                self.env.update(shown[1])
+        elif "export" in text and len(self.env) < KNOWN_FLAGS:
+            pair = _log_args.parse_export(text)
+            if pair is not None:
+                self.env[pair[0]] = pair[1]
+
+    def _usage(self, text: str) -> None:
+        """Collect the flags that a usage text lists: what this version knows."""
+        if "[--" in text and self.progress.phase in (Phase.PARSE, Phase.VALIDATE):
+            if len(self.usage_flags) < KNOWN_FLAGS:
+                self.usage_flags.update(_log_notices._NAMED_FLAG.findall(text))
+
+    def _alarm(self, line: Line) -> None:
+        text = line.text
+        if _log_notices.NCCL_WARN.search(text):
+            self._explain("nccl_warn", line)
+        elif _log_notices.ASSERTION_LINE.search(text):
+            self._explain("assertion_line", line)
+        if self.worry is None and _log_notices.WORRYING.search(text) and not _log_notices.HARMLESS.search(text):
+            self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
+        if len(self.events) < EVENTS:
+            self._match(line)
+
+    def _match(self, line: Line) -> None:
+        phase = self.progress.phase
+        for entry in entries("line"):
+            signature = entry.signature
+            if signature.phases and phase not in signature.phases:
+                continue
+            if signature.when == "autotuning" and not self.progress.autotuning:
+                continue
+            if signature.frame or not signature.matches(line.text, ""):
+                continue
+            count = self._counts[signature.name] = self._counts.get(signature.name, 0) + 1
+            if count <= PER_SIGNATURE:
+                text = line.text[:MAX_EVIDENCE_TEXT]
+                progress = self.progress
+                self.events.append(
+                    Event(entry, line.number, text, self.stamp_s, line.rank, phase, progress.ready, progress.markers)
+                )
+            return
+
+    def _explain(self, kind: str, line: Line) -> None:
+        known = self.explaining.setdefault(kind, [])
+        if len(known) < EXPLAINING:
+            known.append((line.number, line.text[:MAX_EVIDENCE_TEXT], line.rank))
+
+    @property
+    def decided(self) -> bool:
+        """Whether the server cannot recover from what the log says."""
+        if self.deaths:
+            return True
+        if any(
+            event.entry.owner.slug == "cli_parse" or event.entry.signature.name == "port_busy" for event in self.events
+        ):
+            return True
+        return any(trace.complete and (trace.fatal or trace.in_main) for trace in self.traces)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Tracebacks in the order in which they began in the file."""
+        return self.tracebacks.traces

@@ -1,0 +1,233 @@
+"""Python tracebacks out of interleaved log lines: one per rank, the chain of exceptions inner cause first, bounded."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+from servetune.engines.sglang._log_lines import Line
+
+#: Bounds: tracebacks kept per log, exceptions per chain, innermost frames per exception, lines of one message.
+MAX_TRACES = 96
+MAX_CHAIN = 8
+MAX_FRAMES = 40
+MAX_MESSAGE_LINES = 24
+MAX_MESSAGE_TEXT = 2000
+
+_HEAD = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>.+)| in (?P<native>.+))?')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_]\w*(?:\.\w+)*)(?::|$)")
+_EXCEPTION_NAME = re.compile(
+    r"(?:Error|Exception|Exit|Interrupt|Timeout|Unsupported|OutOfResources|StopIteration|Warning|Failure|Abort\w*)\w*$"
+)
+_LEVELS = frozenset(("INFO", "WARNING", "ERROR", "DEBUG", "CRITICAL", "WARN", "Note", "usage"))
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_ADVICE = (
+    "Possible solutions:",
+    "CUDA kernel errors might be asynchronously",
+    "For debugging consider passing",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Open an issue on GitHub",
+)
+_NOT_A_MESSAGE = re.compile(r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|\$ |\+ )")
+#: "… hit an exception" headers: after one of these the process is dying, whatever follows.
+_FATAL_HEADER = re.compile(r"hit an exception|Initialization failed|Exception in thread MainThread|Unhandled")
+
+
+@dataclass(slots=True)
+class Raised:
+    """One exception of a chain. `lines`: its message as (line number, text), the type on the first."""
+
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_FRAMES))
+    first_frame: str = ""
+    lines: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Type and message as printed, up to the advice that wrappers and CUDA append (it is no evidence)."""
+        kept = []
+        for _, text in self.lines:
+            if text.startswith(_ADVICE):
+                break
+            kept.append(text)
+        return "\n".join(kept)
+
+    @property
+    def stack(self) -> str:
+        """Frames from outermost to innermost, one a line: `sglang/srt/…/file.py:function> code`."""
+        return "\n".join(self.frames)
+
+    def line_at(self, offset: int) -> tuple[int, str]:
+        """The printed line that holds character `offset` of `text`."""
+        for number, text in self.lines:
+            if offset <= len(text):
+                return number, text
+            offset -= len(text) + 1
+        return self.lines[-1]
+
+
+@dataclass(slots=True)
+class Trace:
+    """One traceback. `header`: what the logger said before it; `phase` and `ready`: where the log was when it began."""
+
+    line: int
+    header: str
+    header_text: str
+    stamp_s: float
+    rank: str | None
+    source: str
+    phase: str
+    ready: bool
+    progress: int  # how many phase markers had been seen; a later one means that the process went on
+    chain: list[Raised] = field(default_factory=list)
+
+    @property
+    def fatal(self) -> bool:
+        """Whether its header says that the process ends."""
+        return bool(_FATAL_HEADER.search(self.header))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last exception's message has been seen."""
+        return bool(self.chain) and bool(self.chain[-1].lines)
+
+    @property
+    def raised(self) -> list[Raised]:
+        """The chain without exceptions whose message never came."""
+        return [one for one in self.chain if one.lines]
+
+    @property
+    def in_main(self) -> bool:
+        """Whether it unwound the launcher's own main function: nothing is left to serve."""
+        first = self.chain[-1].first_frame if self.chain else ""
+        return bool(re.search(r"<frozen runpy>|runpy\.py|launch_server\.py:<module>|bin/sglang|cli/main\.py", first))
+
+
+class TracebackAssembler:
+    """Takes lines, gives traces. A traceback is open until a blank line, a foreign line or a stamp ends it."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self._open: Trace | None = None
+        self._chained_at = 0  # line number of "During handling …"
+        self._last_number = 0
+        self._closed_message = True
+
+    def opens(self, line: Line) -> bool:
+        """Whether `line` starts a traceback."""
+        return _HEAD in line.text
+
+    def start(self, line: Line, phase: str, ready: bool, stamp_s: float, progress: int) -> Trace | None:
+        """Open a traceback, or the next exception of the chain that is open."""
+        if self._open is not None and not line.stamped and self._continues(line.number):
+            self._next_exception()
+            self._last_number = line.number
+            return None
+        header = line.text.split(_HEAD)[0].strip().rstrip(":").strip()
+        trace = Trace(
+            line.number, header, line.text, stamp_s, line.rank, line.source, phase, ready, progress, [Raised()]
+        )
+        if len(self.traces) < MAX_TRACES:
+            self.traces.append(trace)
+        self._open, self._closed_message, self._chained_at = trace, False, 0
+        self._last_number = line.number
+        return trace
+
+    def take(self, line: Line) -> bool:
+        """Whether `line` belongs to the open traceback; it is then stored there."""
+        if self._open is None:
+            return False
+        if line.stamped:
+            return self._end_by_stamp(line)
+        if not line.text.strip():
+            return self._blank(line)
+        return self._unstamped(line)
+
+    def _continues(self, number: int) -> bool:
+        nested = self._last_number >= number - 2 and self._closed_message and not self._open_is_done()
+        return self._chained_at > 0 or nested
+
+    def _open_is_done(self) -> bool:
+        return self._open is not None and self._open.complete
+
+    def _next_exception(self) -> None:
+        assert self._open is not None
+        if self._open.chain[-1].lines and len(self._open.chain) < MAX_CHAIN:
+            self._open.chain.append(Raised())
+        self._closed_message, self._chained_at = False, 0
+
+    def _end_by_stamp(self, line: Line) -> bool:
+        """A stamped line of another rank leaves the traceback open: its remaining lines may follow."""
+        assert self._open is not None
+        if self._open.complete or line.rank == self._open.rank:
+            self._open = None
+        return False
+
+    def _blank(self, line: Line) -> bool:
+        assert self._open is not None
+        if self._open.complete:
+            self._closed_message = True
+        self._last_number = line.number
+        return True
+
+    def _unstamped(self, line: Line) -> bool:
+        assert self._open is not None
+        text = line.text
+        if text.startswith(_CHAINED):
+            self._chained_at, self._closed_message = line.number, True
+            self._last_number = line.number
+            return True
+        if self._chained_at and _EXCEPTION.match(text) and not text.startswith(" "):
+            self._next_exception()
+        current = self._open.chain[-1]
+        if _FRAME.match(text):
+            return self._frame(line, current)
+        if text.startswith(" ") and not current.lines:
+            _add_code(current, text)
+            self._last_number = line.number
+            return True
+        return self._message(line, current)
+
+    def _frame(self, line: Line, current: Raised) -> bool:
+        if current.lines:
+            if self._closed_message:
+                self._open = None
+                return False
+            return True  # a frame printed inside a message
+        frame = frame_of(line.text)
+        current.first_frame = current.first_frame or frame
+        current.frames.append(frame)
+        self._last_number = line.number
+        return True
+
+    def _message(self, line: Line, current: Raised) -> bool:
+        if current.lines:
+            adjacent = line.number <= self._last_number + 1
+            if self._closed_message or not adjacent or _NOT_A_MESSAGE.match(line.text):
+                self._open = None
+                return False
+            if len(current.lines) < MAX_MESSAGE_LINES:
+                current.lines.append((line.number, line.text[:MAX_MESSAGE_TEXT]))
+            self._last_number = line.number
+            return True
+        match = _EXCEPTION.match(line.text)
+        if not match or match["type"] in _LEVELS or not (_EXCEPTION_NAME.search(match["type"]) or current.frames):
+            return False
+        current.lines.append((line.number, line.text[:MAX_MESSAGE_TEXT]))
+        self._last_number = line.number
+        return True
+
+
+def _add_code(current: Raised, text: str) -> None:
+    if current.frames and ">" not in current.frames[-1] and not text.strip().startswith(("^", "~")):
+        current.frames[-1] += f"> {text.strip()[:160]}"
+
+
+def frame_of(text: str) -> str:
+    """`path:function` of a `File "…", line N, in f` line, the path from the package's name on."""
+    match = _FRAME.match(text)
+    if match is None:
+        return ""
+    path = re.sub(r"^.*/(?:site-packages|dist-packages|python|site)/", "", match["path"])
+    return f"{path}:{(match['function'] or match['native'] or '').strip()}"

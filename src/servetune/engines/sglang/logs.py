@@ -1,0 +1,161 @@
+"""Reads the log of one SGLang server as it grows: phases, numbers, failures. Bounded memory, any chunking.
+
+Most of a long log are decode, prefill and access lines; they are recognised on the raw bytes and counted in bulk. Only
+the rest is cleaned and read closely (`_log_run.Run`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servetune.core.failure import Failure, Phase
+from servetune.core.node import Exit
+from servetune.core.space import Assignment
+from servetune.engines.sglang import _log_args, _log_phases, failures
+from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
+from servetune.engines.sglang._log_run import Run
+
+_PIECE = 1 << 20
+#: A decode or prefill line is shorter; a longer one has something else appended to it.
+_BORING_BYTES = 700
+
+
+class SglangLogReader:
+    """Implements `core.engine.LogReader` for SGLang 0.4.6 to 0.5.23. `assignment`: what the server was started with.
+
+    With an empty assignment the flags are taken from the command and the `server_args=` line of the log itself.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = dict(assignment)
+        self._splitter = LineSplitter()
+        self._cleaner = LineCleaner()
+        self._run = Run()
+        self._number = 0
+        self._last_raw = b""
+        self._finished: tuple[int, Run] | None = None
+        self._fed_bytes = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the log; they may be cut anywhere."""
+        self._fed_bytes += len(chunk)
+        if len(chunk) <= _PIECE:
+            self._feed(chunk)
+            return
+        view = memoryview(chunk)
+        for start in range(0, len(chunk), _PIECE):
+            self._feed(bytes(view[start : start + _PIECE]))
+
+    def _feed(self, chunk: bytes) -> None:
+        lines = self._splitter.feed(chunk)
+        decodes: list[tuple[int, bytes]] = []
+        run, number = self._run, self._number
+        for raw in lines:
+            number += 1
+            if b"Traceback" in raw or b"rror" in raw or len(raw) > _BORING_BYTES:
+                self._read(number, raw)
+            elif b"Decode batch" in raw:
+                decodes.append((number, raw))
+            elif b"Prefill batch" in raw:
+                run.throughput.prefill_lines += 1
+            elif b'" 200 OK' in raw:
+                run.last_answer_line = number
+            else:
+                self._read(number, raw)
+        if decodes:
+            run.throughput.take(decodes)
+            run.last_decode_line = decodes[-1][0]
+            self._last_decode_stamp(decodes[-1])
+        self._number = number
+        for raw in reversed(lines):
+            if raw.strip():
+                self._last_raw = raw
+                break
+
+    def _last_decode_stamp(self, decode: tuple[int, bytes]) -> None:
+        for line in self._cleaner.clean(*decode):
+            if line.stamp_s is not None:
+                self._run.end_stamp_s = max(self._run.end_stamp_s, line.stamp_s)
+
+    def _read(self, number: int, raw: bytes) -> None:
+        for line in self._cleaner.clean(number, raw):
+            self._run.take(line)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that the log has reached."""
+        return self._run.progress.phase
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine said that it is ready to serve."""
+        return self._run.progress.ready
+
+    @property
+    def decided(self) -> bool:
+        """Whether a line has been seen after which the server cannot recover."""
+        return self._run.decided
+
+    @property
+    def last_line(self) -> str:
+        """The last complete line, cleaned of colours, carriage returns and prefixes."""
+        lines = [line.text for line in LineCleaner().clean(0, self._last_raw) if line.text.strip()]
+        return lines[-1].strip() if lines else ""
+
+    def facts(self) -> Mapping[str, Any]:
+        """JSON-able: `{phase, ready, version, memory, kv_tokens, …, server_args, timeline, throughput}`.
+
+        Memory in GiB as the engine prints it, the smallest over the ranks.
+        """
+        run = self._closed()
+        progress = run.progress
+        return {
+            "phase": progress.phase.value,
+            "ready": progress.ready,
+            "lines": self._number,
+            "version": progress.version,
+            "memory_gib": dict(progress.memory),
+            "graph_gib": dict(progress.graph_gib),
+            "kv_tokens": progress.kv_tokens,
+            "captured_sizes": {what: list(sizes) for what, sizes in progress.sizes.items()},
+            "max_running_requests": progress.pool.get("max_running_requests"),
+            "pool": dict(progress.pool),
+            "server_args": dict(run.effective),
+            "command": dict(run.command),
+            "changed": {
+                flag: list(pair) for flag, pair in _log_args.differences(self._flags(run), run.effective).items()
+            },
+            "throughput": run.throughput.facts(),
+            "retractions": run.throughput.retractions,
+            "timeline": _log_phases.timeline(progress, max(run.stamp_s, run.end_stamp_s) or None),
+            "not_in_effect": failures.not_in_effect(run),
+        }
+
+    def _flags(self, run: Run) -> Assignment:
+        return self._assignment or run.command
+
+    def warnings(self) -> Sequence[str]:
+        """Sentences about options that are not in effect, retractions and eager decoding, each with its line number."""
+        return failures.warnings(self._closed())
+
+    def diagnose(self, exit: Exit | None, hint: str | None = None) -> Failure:
+        """Why it failed, from the log first, then from `hint` (what the tuner saw) and from how the process ended.
+
+        A healthy log gives slug `none`; one that explains nothing gives `unknown` with the best evidence.
+        """
+        run = self._closed()
+        return failures.diagnose(run, self._assignment, exit, hint)
+
+    def _closed(self) -> Run:
+        """The state including an unfinished last line; reading may go on afterwards."""
+        rest = self._splitter.rest
+        if not rest.strip():
+            return self._run
+        if self._finished is None or self._finished[0] != self._fed_bytes:
+            run, cleaner = copy.deepcopy(self._run), copy.deepcopy(self._cleaner)
+            for line in cleaner.clean(self._number + 1, rest):
+                run.take(line)
+            self._finished = (self._fed_bytes, run)
+        return self._finished[1]
