@@ -1,0 +1,333 @@
+"""What rules and the memory model need out of a model's config.json. Pure: no file is read here.
+
+Sources: SGLang's `configs/model_config.py` (`ModelConfig._derive_model_shapes`, `_derive_context_length`,
+`_parse_quant_hf_config`) and `utils/hf_transformers_utils.py` (`get_context_length`, `get_hf_text_config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Architectures whose attention keeps one compressed latent per token (`AttentionArch.MLA`).
+MLA_ARCHITECTURES = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "LongcatFlashForCausalLM",
+        "DotsVLMForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "PixtralForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "MiniCPM3ForCausalLM",
+        "KimiVLForConditionalGeneration",
+        "KimiLinearForCausalLM",
+        "BailingMoeV2_5ForCausalLM",
+        "GigaChat35ForCausalLM",
+        "SarvamMLAForCausalLM",
+    }
+)
+#: Architectures that may carry a sparse-attention indexer; they do when the config names `index_topk`.
+DSA_ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
+#: Multimodal architectures: their automatic memory fraction is lowered by the size of the vision tower.
+MULTIMODAL_ARCHITECTURES = frozenset(
+    {
+        "KimiK25ForConditionalGeneration",
+        "KimiVLForConditionalGeneration",
+        "PixtralForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "InternVLChatModel",
+        "InternS1ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "MllamaForConditionalGeneration",
+        "DeepseekVL2ForCausalLM",
+    }
+)
+#: Multimodal by architecture, but served as text unless `--enable-multimodal` is given.
+TEXT_BY_DEFAULT = frozenset(
+    {"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration"}
+)
+_CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+_DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the checkpoint is quantized. `bits` of one weight; `group` weights share one scale of `scale_bytes`.
+
+    `declared`: `quant_method` as it stands in the config; `method`: with ModelOpt's algorithm resolved.
+    `skips`: parts kept in the model's dtype: attention, shared_experts, dense_mlp, lm_head.
+    """
+
+    method: str | None = None
+    declared: str | None = None
+    bits: float = 16.0
+    group: int | None = None
+    scale_bytes: float = 0.0
+    block_n: int | None = None
+    block_k: int | None = None
+    int4_groups_of_32: bool = False
+    skips: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Shapes of one model; all sizes in elements. `known` False: no config was given and every shape is 0."""
+
+    known: bool = False
+    architecture: str = ""
+    model_type: str = ""
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    vocab: int = 0
+    tied_embeddings: bool = False
+    attention_bias: bool = False
+    intermediate: int = 0
+    dtype_bytes: int = 2
+    context_tokens: int = 2048
+    mla: bool = False
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_nope: int = 0
+    qk_rope: int = 0
+    dsa: bool = False
+    index_topk: int = 0
+    index_heads: int = 0
+    index_head_dim: int = 0
+    index_shared: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    shared_intermediate: int = 0
+    moe_intermediate: int = 0
+    moe_layers: int = 0
+    nextn_layers: int = 0
+    sliding_window: int | None = None
+    sliding_layers: int = 0
+    attention_sinks: bool = False
+    multimodal: bool = False
+    vision_layers: int | None = None
+    vision_hidden: int | None = None
+    vision_intermediate: int = 0
+    linear_attention: bool = False
+    quantization: Quantization = field(default_factory=Quantization)
+
+    @property
+    def moe(self) -> bool:
+        """Whether some layers route tokens to experts."""
+        return self.experts > 0
+
+
+UNKNOWN = ModelFacts()
+_parsed: dict[int, tuple[Mapping[str, Any], ModelFacts]] = {}
+
+
+def model_facts(config: Mapping[str, Any] | None) -> ModelFacts:
+    """Parse a config.json mapping; None gives `UNKNOWN`. The mapping must not be changed afterwards: it is cached."""
+    if config is None:
+        return UNKNOWN
+    found = _parsed.get(id(config))
+    if found is not None and found[0] is config:
+        return found[1]
+    facts = _parse(config)
+    if len(_parsed) >= 32:
+        _parsed.clear()
+    _parsed[id(config)] = (config, facts)  # holding the mapping keeps its id from being reused
+    return facts
+
+
+def _parse(config: Mapping[str, Any]) -> ModelFacts:
+    text: Mapping[str, Any] = next(
+        (config[key] for key in ("text_config", "llm_config", "language_config") if config.get(key)), config
+    )
+    architecture = (config.get("architectures") or text.get("architectures") or [""])[0]
+    heads = int(text.get("num_attention_heads") or 0)
+    head_dim = int(text.get("head_dim") or (int(text.get("hidden_size") or 0) // heads if heads else 0))
+    vision = config.get("vision_config")
+    dtype = text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype")
+    return ModelFacts(
+        known=True,
+        architecture=architecture,
+        model_type=str(config.get("model_type") or ""),
+        hidden=int(text.get("hidden_size") or 0),
+        layers=int(text.get("num_hidden_layers") or 0),
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=head_dim,
+        v_head_dim=int(text.get("v_head_dim") or head_dim),
+        vocab=int(text.get("vocab_size") or 0),
+        tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        attention_bias=bool(text.get("attention_bias", False)),
+        intermediate=int(text.get("intermediate_size") or 0),
+        dtype_bytes=_DTYPE_BYTES.get(str(dtype).removeprefix("torch."), 2),
+        context_tokens=_context_tokens(text),
+        quantization=_quantization(config.get("quantization_config") or text.get("quantization_config")),
+        multimodal=architecture in MULTIMODAL_ARCHITECTURES,
+        nextn_layers=int(text.get("num_nextn_predict_layers") or 0),
+        attention_sinks=architecture == "GptOssForCausalLM",
+        linear_attention="linear_attn_config" in text or "linear_num_value_heads" in text,
+        **_latent(architecture, text),
+        **_experts(text),
+        **_sliding(text),
+        **_vision(vision),
+    )
+
+
+def _latent(architecture: str, text: Mapping[str, Any]) -> dict[str, Any]:
+    mla = architecture in MLA_ARCHITECTURES and bool(text.get("kv_lora_rank"))
+    dsa = architecture in DSA_ARCHITECTURES and text.get("index_topk") is not None
+    pattern = text.get("index_topk_pattern")
+    shared = (text.get("index_topk_freq") or 1) > 1 or (pattern is not None and "S" in pattern)
+    return {
+        "mla": mla,
+        "kv_lora_rank": int(text.get("kv_lora_rank") or 0) if mla else 0,
+        "q_lora_rank": int(text.get("q_lora_rank") or 0) if mla else 0,
+        "qk_nope": int(text.get("qk_nope_head_dim") or 0) if mla else 0,
+        "qk_rope": int(text.get("qk_rope_head_dim") or 0) if mla else 0,
+        "dsa": dsa,
+        "index_topk": int(text.get("index_topk") or 0) if dsa else 0,
+        "index_heads": int(text.get("index_n_heads") or 0) if dsa else 0,
+        "index_head_dim": int(text.get("index_head_dim") or 0) if dsa else 0,
+        "index_shared": dsa and (shared or "shared" in (text.get("indexer_types") or ())),
+    }
+
+
+def _experts(text: Mapping[str, Any]) -> dict[str, Any]:
+    experts = next((int(text[k]) for k in ("n_routed_experts", "num_experts", "num_local_experts") if text.get(k)), 0)
+    layers = int(text.get("num_hidden_layers") or 0)
+    if not experts:
+        return {}
+    dense = len(text.get("mlp_only_layers") or ()) or int(text.get("first_k_dense_replace") or 0)
+    step = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
+    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+    shared = int(text.get("n_shared_experts") or 0)
+    shared_inner = int(text.get("shared_expert_intermediate_size") or 0) or shared * inner
+    return {
+        "experts": experts,
+        "experts_per_token": int(text.get("num_experts_per_tok") or text.get("experts_per_token") or 1),
+        "shared_experts": shared or (1 if shared_inner else 0),
+        "shared_intermediate": shared_inner,
+        "moe_intermediate": inner,
+        "moe_layers": max(0, (layers - dense) // step),
+    }
+
+
+def _sliding(text: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = text.get("layer_types") or ()
+    return {
+        "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
+        "sliding_layers": sum(1 for kind in kinds if kind == "sliding_attention"),
+    }
+
+
+def _vision(vision: Any) -> dict[str, Any]:
+    if not isinstance(vision, Mapping):
+        return {}
+    # Checkpoints of Kimi-K2.5 prefix the sizes with vt_; the engine's own config class drops the prefix.
+    pick = lambda name: vision.get(name) or vision.get(f"vt_{name}")  # noqa: E731
+    return {
+        "vision_layers": pick("num_hidden_layers") or vision.get("depth"),
+        "vision_hidden": pick("hidden_size"),
+        "vision_intermediate": int(pick("intermediate_size") or 0),
+    }
+
+
+def _context_tokens(text: Mapping[str, Any]) -> int:
+    scaling = text.get("rope_scaling") or {}
+    factor = float(scaling.get("factor") or 1)
+    if "original_max_position_embeddings" in scaling or scaling.get("rope_type") == "llama3":
+        factor = 1.0
+    for key in _CONTEXT_KEYS:
+        if text.get(key) is not None:
+            return int(factor * text[key])
+    return 2048
+
+
+def _quantization(config: Any) -> Quantization:
+    if not isinstance(config, Mapping):
+        return Quantization()
+    method = str(config.get("quant_method") or "").lower() or None
+    algorithm = str(config.get("quant_algo") or "").upper()
+    if method in (None, "modelopt") and algorithm:
+        method = _modelopt_method(algorithm, config)
+    block = config.get("weight_block_size") or (None, None)
+    bits, group, scale_bytes, int4 = _format(method, config)
+    return Quantization(
+        method=method,
+        declared=str(config.get("quant_method") or "").lower() or None,
+        bits=bits,
+        group=group,
+        scale_bytes=scale_bytes,
+        block_n=block[0],
+        block_k=block[1],
+        int4_groups_of_32=int4,
+        skips=_skips(config),
+    )
+
+
+def _modelopt_method(algorithm: str, config: Mapping[str, Any]) -> str | None:
+    if algorithm == "MIXED_PRECISION":
+        layers = (config.get("quantized_layers") or {}).values()
+        return "modelopt_mixed" if any("NVFP4" in str(layer).upper() for layer in layers) else "w4afp8"
+    if "FP4" in algorithm:
+        return "modelopt_fp4"
+    if algorithm == "MXFP8":
+        return "mxfp8"
+    return "modelopt_fp8" if "FP8" in algorithm else None
+
+
+def _format(method: str | None, config: Mapping[str, Any]) -> tuple[float, int | None, float, bool]:
+    """(bits per weight, weights per scale, bytes per scale, Kimi's int4 recipe) of one quantized weight."""
+    if method in ("fp8", "modelopt_fp8", "w8a8_fp8", "w8a8_int8"):
+        block = config.get("weight_block_size")
+        return 8.0, (block[0] * block[1] if block else None), 4.0 if block else 0.0, False
+    if method in ("modelopt_fp4", "petit_nvfp4", "modelopt_mixed"):
+        return 4.0, 16, 1.0, False
+    if method == "mxfp4":
+        return 4.0, 32, 1.0, False
+    if method == "mxfp8":
+        return 8.0, 32, 1.0, False
+    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "w4afp8", "moe_wna16"):
+        return float(config.get("bits") or 4), int(config.get("group_size") or 128), 2.0, False
+    if method == "compressed-tensors":
+        groups = config.get("config_groups") or {}
+        weights = (next(iter(groups.values()), {}) or {}).get("weights") or {}
+        bits = float(weights.get("num_bits") or 8)
+        group = weights.get("group_size")
+        int4 = (bits, group, weights.get("strategy"), weights.get("type")) == (4.0, 32, "group", "int")
+        return bits, group, 2.0 if group else 0.0, int4
+    return 16.0, None, 0.0, False
+
+
+_SKIP_WORDS = {"attn": "attention", "shared_expert": "shared_experts", "lm_head": "lm_head", "mlp": "dense_mlp"}
+
+
+def _skips(config: Mapping[str, Any]) -> frozenset[str]:
+    names = config.get("ignore") or config.get("exclude_modules") or config.get("modules_to_not_convert") or ()
+    found = set()
+    for name in map(str, names):
+        if "shared_expert" in name:
+            found.add("shared_experts")
+        elif "attn" in name:
+            found.add("attention")
+        elif "lm_head" in name:
+            found.add("lm_head")
+        elif "mlp" in name and "gate" not in name.rpartition("mlp")[2].replace("gate_proj", "").replace("gate_up", ""):
+            found.add("dense_mlp")
+    return frozenset(found)

@@ -1,0 +1,200 @@
+"""Checks that belong to no other topic: scheduling, caches, tokenizer, the model's own config."""
+
+from __future__ import annotations
+
+from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
+from servetune.engines.sglang.rules._state import State
+
+CHECK = "server_args.py:check_server_args; 0.5.20+: arg_groups/validation_hook.py:check_server_args"
+
+
+@rule("misc.sampling_default", Stage.SAMPLING, source="server_args.py:_handle_sampling_backend")
+def sampling_default(s: State) -> Effects:
+    """Sampling runs on flashinfer."""
+    if s.sampling_backend is None:
+        yield Fill("sampling_backend", "flashinfer")
+
+
+@rule("misc.context_length", Stage.MODEL_CONFIG, source="configs/model_config.py:_derive_context_length")
+def context_length(s: State) -> Effects:
+    """A context longer than the model's needs SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1."""
+    allowed = str(s.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "0")).lower() in ("1", "true")
+    if s.context_length is not None and s.model.known and s.context_length > s.model.context_tokens and not allowed:
+        yield Refuse(
+            f"--context-length {s.context_length} is above the model's {s.model.context_tokens}",
+            ("context_length",),
+            (str(s.model.context_tokens), "env.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN 1"),
+        )
+
+
+#: CLI quantization → methods of a checkpoint that it may be used on (`_verify_quantization`).
+_COMPATIBLE = {
+    "modelopt_fp8": ("modelopt",),
+    "modelopt_fp4": ("modelopt",),
+    "modelopt_mixed": ("modelopt",),
+    "petit_nvfp4": ("modelopt",),
+    "w8a8_int8": ("compressed-tensors",),
+    "w8a8_fp8": ("compressed-tensors",),
+    "auto-round-int8": ("compressed-tensors",),
+    "marlin": ("awq", "gptq"),
+    "awq_marlin": ("awq",),
+    "gptq_marlin": ("gptq",),
+    "moe_wna16": ("awq", "gptq"),
+}
+_COMPATIBLE_0_5_15 = {
+    "modelopt_fp4": ("modelopt", "fp8"),
+    "nvfp4_online": ("fp8", "modelopt_fp8"),
+    "minimax_m3_nvfp4": ("mxfp8",),
+}
+#: Named methods that convert whatever the checkpoint holds.
+_CONVERTING = ("quark_mxfp4",)
+
+
+@rule("misc.quantization_matches_checkpoint", Stage.MODEL_CONFIG, source="configs/model_config.py:_verify_quantization")
+def quantization_matches_checkpoint(s: State) -> Effects:
+    """A named quantization must be the checkpoint's own, or one that may be used on it."""
+    asked, found = s.quantization, _checkpoint_method(s)
+    if asked is None or found is None or asked == found or _overridden(s, asked, found):
+        return
+    compatible = _COMPATIBLE.get(asked, ())
+    if s.version >= (0, 5, 15):
+        compatible = _COMPATIBLE_0_5_15.get(asked, compatible)
+    if found not in compatible:
+        yield Refuse(
+            f"--quantization {asked} does not match the checkpoint's quantization {found}",
+            ("quantization",),
+            (f"--quantization {found}", "leave it out"),
+        )
+
+
+def _checkpoint_method(s: State) -> str | None:
+    found = s.model.quantization
+    return found.declared if found.declared is not None and s.version < (0, 5, 10) else found.method
+
+
+def _overridden(s: State, asked: str, found: str) -> bool:
+    """Whether the checkpoint's method silently replaces the one asked for (`override_quantization_method`)."""
+    if asked == "modelopt" and found.startswith("modelopt"):
+        return True
+    if s.version >= (0, 5, 18) and (asked in _CONVERTING or (asked == "humming" and found != "mxfp4")):
+        return True
+    return found in ("modelopt_fp4", "modelopt_fp8", "modelopt_mixed") and asked != "nvfp4_online"
+
+
+@rule("misc.priority_policy", Stage.CHECK, source=CHECK)
+def priority_policy(s: State) -> Effects:
+    """Priority scheduling works with fcfs and lof."""
+    if s.enable_priority_scheduling and s.schedule_policy not in ("fcfs", "lof"):
+        yield Refuse(
+            f"--enable-priority-scheduling does not work with --schedule-policy {s.schedule_policy}",
+            ("enable_priority_scheduling", "schedule_policy"),
+            ("fcfs", "lof"),
+        )
+    if s.retraction_policy == "priority" and not s.enable_priority_scheduling:
+        yield Refuse(
+            "--retraction-policy priority needs --enable-priority-scheduling",
+            ("retraction_policy", "enable_priority_scheduling"),
+        )
+
+
+@rule("misc.conservativeness", Stage.CHECK, source=CHECK)
+def conservativeness(s: State) -> Effects:
+    """Schedule conservativeness is not negative."""
+    if s.schedule_conservativeness < 0:
+        yield Refuse(
+            f"--schedule-conservativeness must not be negative, got {s.schedule_conservativeness}",
+            ("schedule_conservativeness",),
+        )
+
+
+@rule("misc.served_name", Stage.CHECK, source=CHECK)
+def served_name(s: State) -> Effects:
+    """A served model name holds no colon."""
+    if s.served_model_name and ":" in str(s.served_model_name):
+        yield Refuse("--served-model-name must not contain a colon", ("served_model_name",))
+
+
+@rule("misc.hierarchical_cache_needs_radix", Stage.CACHE, source="server_args.py:_handle_cache_compatibility")
+def hierarchical_cache_needs_radix(s: State) -> Effects:
+    """The hierarchical cache extends the radix cache."""
+    if s.enable_hierarchical_cache and s.disable_radix_cache:
+        yield Refuse(
+            "--enable-hierarchical-cache and --disable-radix-cache exclude each other",
+            ("enable_hierarchical_cache", "disable_radix_cache"),
+        )
+
+
+@rule("misc.sliding_window_ratio", Stage.CACHE, source="server_args.py:_handle_cache_compatibility")
+def sliding_window_ratio(s: State) -> Effects:
+    """The share of full tokens in a sliding-window pool lies in (0, 1]."""
+    if not 0 < s.swa_full_tokens_ratio <= 1:
+        yield Refuse(
+            f"--swa-full-tokens-ratio must lie in (0, 1], got {s.swa_full_tokens_ratio}", ("swa_full_tokens_ratio",)
+        )
+
+
+@rule("misc.tokenizer_batching", Stage.CACHE, source="server_args.py:_handle_tokenizer_batching")
+def tokenizer_batching(s: State) -> Effects:
+    """Two ways of batching the tokenizer exclude each other."""
+    if s.enable_tokenizer_batch_encode and s.enable_dynamic_batch_tokenizer:
+        yield Refuse(
+            "--enable-tokenizer-batch-encode and --enable-dynamic-batch-tokenizer exclude each other",
+            ("enable_tokenizer_batch_encode", "enable_dynamic_batch_tokenizer"),
+        )
+    if s.tokenizer_worker_num < 1:
+        yield Refuse("--tokenizer-worker-num must be at least 1", ("tokenizer_worker_num",))
+
+
+@rule("misc.hierarchical_cache_decode", Stage.HIERARCHICAL_CACHE, source="server_args.py:_handle_hicache")
+def hierarchical_cache_decode(s: State) -> Effects:
+    """Up to 0.5.18 the hierarchical cache's kernel transfer does not work with fa3 decode."""
+    layout, io = s.hicache_mem_layout, s.hicache_io_backend
+    if s.version >= (0, 5, 10) and not s.enable_hierarchical_cache:
+        return
+    if layout == "page_first_direct" and io == "kernel":
+        io = "direct"
+        yield Assign("hicache_io_backend", io, "the page_first_direct layout needs direct transfers")
+    if layout == "page_first" and io == "direct" and s.version >= (0, 5, 10):
+        yield Assign("hicache_mem_layout", "page_first_direct", "direct transfers need the page_first_direct layout")
+    if not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
+        return
+    if s.decode_attention_backend is not None:
+        yield Assign("hicache_io_backend", "direct", "fa3 decode does not work with kernel transfers")
+        return
+    sinks = s.model.attention_sinks and s.version >= (0, 5, 10)
+    grouped = "triton" if sinks else "flashinfer"
+    latent = "flashinfer" if s.gpu.sm100 else "triton"
+    yield Assign(
+        "decode_attention_backend", latent if s.model.mla else grouped, "fa3 decode does not work with kernel transfers"
+    )
+
+
+@rule("eplb.defaults", Stage.EPLB, source="server_args.py:_handle_eplb_and_dispatch; 0.5.20+: parallel_hook.py")
+def eplb_defaults(s: State) -> Effects:
+    """Expert load balancing records expert use and picks how replicas are dispatched."""
+    if s.enable_eplb and s.expert_distribution_recorder_mode is None:
+        yield Fill("expert_distribution_recorder_mode", "stat")
+    shared = s.version >= (0, 5, 20) and s.moe_a2a_backend == "none"
+    if (s.enable_eplb or s.init_expert_location != "trivial") and s.ep_dispatch_algorithm is None:
+        yield Fill("ep_dispatch_algorithm", "dynamic" if shared else "static")
+    if shared and s.ep_dispatch_algorithm in ("static", "lp"):
+        yield Refuse(
+            f"--ep-dispatch-algorithm {s.ep_dispatch_algorithm} needs an all-to-all backend",
+            ("ep_dispatch_algorithm", "moe_a2a_backend"),
+            ("--ep-dispatch-algorithm dynamic",),
+        )
+
+
+@rule(
+    "eplb.needs_expert_parallelism",
+    Stage.EPLB,
+    source="server_args.py:_handle_eplb_and_dispatch; 0.5.20+: parallel_hook.py",
+)
+def eplb_needs_expert_parallelism(s: State) -> Effects:
+    """Expert load balancing needs an expert-parallel size above 1."""
+    if s.enable_eplb and s.ep_size <= 1:
+        yield Refuse(
+            "--enable-eplb needs --ep-size above 1 or an all-to-all backend",
+            ("enable_eplb", "ep_size"),
+            ("--ep-size 8",),
+        )

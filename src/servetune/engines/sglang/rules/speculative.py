@@ -1,0 +1,156 @@
+"""Speculative decoding: parameters that the engine fills in, and what it excludes."""
+
+from __future__ import annotations
+
+from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
+from servetune.engines.sglang.rules._state import State
+
+SOURCE = "server_args.py:_handle_speculative_decoding; 0.5.13+: arg_groups/speculative_hook.py"
+_EAGLE_LIKE = ("EAGLE", "EAGLE3", "STANDALONE")
+_LLAMA_LIKE = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"})
+
+
+@rule("speculative.draft_quantization", Stage.SPECULATIVE, source=SOURCE)
+def draft_runner(s: State) -> Effects:
+    """The draft's MoE runner follows the target's."""
+    runner = s.speculative_moe_runner_backend
+    if runner is None:
+        target = s.moe_runner_backend
+        if s.version <= (0, 5, 9) and target == "flashinfer_trtllm":
+            target = "auto"
+        elif s.version >= (0, 5, 20) and target == "flashinfer_megamoe":
+            target = "flashinfer_trtllm"
+        elif target.startswith("lora_"):
+            target = "auto"
+        yield Fill("speculative_moe_runner_backend", target)
+    elif runner == "flashinfer_trtllm" and (0, 5, 7) <= s.version <= (0, 5, 9):
+        yield Refuse(
+            "the draft's MoE runner cannot be flashinfer_trtllm in this version",
+            ("speculative_moe_runner_backend",),
+            ("auto", "triton"),
+        )
+
+
+@rule("speculative.nextn_is_eagle", Stage.SPECULATIVE, source=SOURCE)
+def nextn_is_eagle(s: State) -> Effects:
+    """NEXTN is another name for EAGLE."""
+    algorithm = s.speculative_algorithm
+    if algorithm is None:
+        return
+    name = algorithm.upper() if s.version >= (0, 5, 12) else algorithm
+    name = "EAGLE" if name == "NEXTN" else name
+    if name != algorithm:
+        yield Fill("speculative_algorithm", name)
+
+
+@rule("speculative.limits_running_requests", Stage.SPECULATIVE, source=SOURCE)
+def limits_running_requests(s: State) -> Effects:
+    """Speculative decoding caps running requests at 48 unless --max-running-requests is given."""
+    if s.speculative_algorithm in (*_EAGLE_LIKE, "NGRAM", "DFLASH", "DSPARK") and s.max_running_requests is None:
+        yield Assign(
+            "max_running_requests", 48, "the default of speculative decoding; name a value to serve more requests"
+        )
+
+
+@rule("speculative.eagle", Stage.SPECULATIVE, source=SOURCE)
+def eagle(s: State) -> Effects:
+    """EAGLE-like algorithms run without mixed chunks; STANDALONE without DP attention."""
+    if s.speculative_algorithm not in _EAGLE_LIKE:
+        return
+    if s.speculative_algorithm == "STANDALONE" and s.attention_dp > 1:
+        yield Refuse(
+            "STANDALONE speculation and DP attention exclude each other",
+            ("speculative_algorithm", "enable_dp_attention"),
+        )
+    v2 = str(s.env.get("SGLANG_ENABLE_SPEC_V2", "")).lower() in ("1", "true", "yes")
+    if s.version <= (0, 5, 9):
+        yield Assign(
+            "disable_overlap_schedule", not v2, "speculative decoding of this version and the overlap scheduler"
+        )
+    elif s.version <= (0, 5, 13) and "SGLANG_ENABLE_SPEC_V2" in s.env and not v2:
+        yield Assign("disable_overlap_schedule", True, "SGLANG_ENABLE_SPEC_V2 is off")
+    if s.enable_mixed_chunk and not (s.version >= (0, 5, 20) and s.speculative_algorithm in _MIXED_CHUNK):
+        yield Assign("enable_mixed_chunk", False, "speculative decoding runs without mixed chunks")
+
+
+_MIXED_CHUNK: tuple[str, ...] = ()
+
+
+@rule("speculative.eagle_parameters", Stage.SPECULATIVE, source=SOURCE)
+def eagle_parameters(s: State) -> Effects:
+    """Steps, top-k and draft tokens are given together or not at all; a chain drafts steps + 1 tokens."""
+    if s.speculative_algorithm not in _EAGLE_LIKE:
+        return
+    steps, topk, tokens = s.speculative_num_steps, s.speculative_eagle_topk, s.speculative_num_draft_tokens
+    flags = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    if steps is None:
+        if topk is not None or tokens is not None:
+            yield Refuse(
+                "speculative steps, top-k and draft tokens are given together or not at all", flags, ("name all three",)
+            )
+            return
+        wide = s.model.architecture in _LLAMA_LIKE and s.speculative_algorithm != "STANDALONE"
+        steps, topk, tokens = (5, 4, 8) if wide else (3, 1, 4)
+        for field, value in zip(flags, (steps, topk, tokens), strict=True):
+            yield Fill(field, value)
+    if topk is None:
+        yield Refuse("--speculative-num-steps needs --speculative-eagle-topk", flags, ("name all three",))
+        return
+    if topk == 1 and tokens != steps + 1:
+        yield Assign("speculative_num_draft_tokens", steps + 1, "a chain drafts steps + 1 tokens")
+
+
+@rule("speculative.tree_backends", Stage.SPECULATIVE, source=SOURCE)
+def tree_backends(s: State) -> Effects:
+    """A tree of drafts (top-k above 1) needs an attention backend that can verify it."""
+    topk = s.speculative_eagle_topk
+    if s.speculative_algorithm not in _EAGLE_LIKE or topk is None or topk <= 1:
+        return
+    flags = ("speculative_eagle_topk", "attention_backend", "page_size")
+    phases = s.attention_backends if s.version >= (0, 5, 20) else (*s.attention_backends, s.attention_backend)
+    if "trtllm_mha" in phases:
+        yield Refuse(
+            "attention backend trtllm_mha takes --speculative-eagle-topk 1", flags, ("--speculative-eagle-topk 1",)
+        )
+    allowed = ("flashinfer", "fa3") if s.version <= (0, 5, 9) else ("flashinfer", "fa3", "triton")
+    if (s.page_size or 1) > 1 and s.attention_backend not in allowed:
+        yield Refuse(
+            f"--speculative-eagle-topk {topk} with pages of {s.page_size} tokens does not work on {s.attention_backend}",
+            flags,
+            ("--page-size 1", *(f"--attention-backend {name}" for name in allowed)),
+        )
+
+
+@rule("speculative.ngram", Stage.SPECULATIVE, since="0.5.3", source=SOURCE)
+def ngram(s: State) -> Effects:
+    """NGRAM drafts a tree, without mixed chunks and without DP attention."""
+    if s.speculative_algorithm != "NGRAM":
+        return
+    if s.version <= (0, 5, 17):
+        yield Assign("disable_overlap_schedule", True, "NGRAM speculation runs without the overlap scheduler")
+    yield Assign("enable_mixed_chunk", False, "NGRAM speculation runs without mixed chunks")
+    yield Assign("speculative_eagle_topk", s.speculative_ngram_max_bfs_breadth, "NGRAM drafts a tree of this breadth")
+    if s.speculative_num_draft_tokens is None:
+        yield Fill("speculative_num_draft_tokens", 12)
+    if s.version >= (0, 5, 20) and s.speculative_num_steps is None:
+        yield Fill("speculative_num_steps", s.speculative_num_draft_tokens // max(1, s.speculative_eagle_topk))
+    if s.speculative_eagle_topk > 1 and (s.page_size or 1) > 1 and s.attention_backend != "flashinfer":
+        yield Refuse(
+            f"NGRAM speculation with pages of {s.page_size} tokens needs attention backend flashinfer",
+            ("speculative_algorithm", "page_size", "attention_backend"),
+            ("--page-size 1", "--attention-backend flashinfer"),
+        )
+    if s.attention_dp > 1:
+        yield Refuse(
+            "NGRAM speculation and DP attention exclude each other", ("speculative_algorithm", "enable_dp_attention")
+        )
+
+
+@rule("speculative.no_mixed_chunk", Stage.CHECK, source="server_args.py:check_server_args")
+def no_mixed_chunk(s: State) -> Effects:
+    """Mixed chunks and speculative decoding exclude each other."""
+    if s.speculative_algorithm is not None and s.enable_mixed_chunk and s.speculative_algorithm not in _MIXED_CHUNK:
+        yield Refuse(
+            "--enable-mixed-chunk and speculative decoding exclude each other",
+            ("enable_mixed_chunk", "speculative_algorithm"),
+        )
