@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -69,6 +69,7 @@ class NodeFacts(Frozen):
     cpu_count: int | None = None
     engine_rules: bool = True  # False: a simulated node on which no rule or memory model of the engine holds
     flag_defaults: Mapping[str, Value] = Field(default_factory=dict)  # valued flags left out, where the node says it
+    config_json: Mapping[str, Any] = Field(default_factory=dict)  # the model's, where a simulated node says it
 
     @property
     def gpu_count(self) -> int:

@@ -172,11 +172,11 @@ def written(flags: Mapping[str, Value]) -> str:
             words.append(f"--{flag}" if value else f"no --{flag}")
         else:
             words.append(f"--{flag} {value}")
-    return " ".join(words) or "leaving it out"
+    return " ".join(words) or "nothing (left out)"
 
 
 def _note(notes: list[str], old: Mapping[str, Value], new: Mapping[str, Value], capabilities: Capabilities) -> None:
-    notes.append(f"{written(old)} is written {written(new)} for SGLang {capabilities.version}")
+    notes.append(f"{written(old)} becomes {written(new)} for SGLang {capabilities.version}")
 
 
 def _put(found: dict[str, Value], old: Sequence[str], new: Mapping[str, Value]) -> None:

@@ -87,7 +87,7 @@ def _judged(name: str, value: Value, capabilities: Capabilities) -> Violation | 
 def unknown_flag(name: str, value: Value, capabilities: Capabilities) -> Violation:
     """The violation for a flag that this version does not know: the translation, or else the nearest flags."""
     known = releases_with(name)
-    since = f"; SGLang {known} has it" if known else ""
+    since = f"; releases with it: {known}" if known else ""
     flag = capabilities.spellings.get(name)
     advice = f"; {flag.instead}" if flag is not None and flag.instead else ""
     same = equivalents(name, value, capabilities)
@@ -98,7 +98,7 @@ def unknown_flag(name: str, value: Value, capabilities: Capabilities) -> Violati
 
 def _wrong_choice(flag: FlagSpec, word: str, capabilities: Capabilities) -> Violation:
     known = releases_with(flag.name, word)
-    since = f"; SGLang {known} has it" if known else ""
+    since = f"; releases with it: {known}" if known else ""
     choices = tuple(map(str, flag.choices or ()))
     same = equivalents(flag.name, word, capabilities)
     near = same or tuple(difflib.get_close_matches(word, choices, n=3, cutoff=0.5)) or choices

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from servetune.core.engine import Violation
 from servetune.core.node import EnvRef, LaunchSpec, Text
 from servetune.core.space import Assignment, Value
-from servetune.engines.sglang.capabilities import Capabilities, FlagSpec, releases_with, unknown_flag, violation_of
+from servetune.engines.sglang.capabilities import Capabilities, FlagSpec, releases_with, violation_of
 
 MODULE = "sglang.launch_server"
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # argparse takes these for values, anything else with a dash for a flag
@@ -86,7 +86,8 @@ def parse_argv(argv: Sequence[str], capabilities: Capabilities) -> tuple[dict[st
         spelled, joined, given = word[2:].partition("=")
         name, flag, on = _resolve(spelled, capabilities, problems)
         values = [given] if joined else _take(words, flag)
-        found[name] = _value(values, flag, on, bool(joined))
+        if not any(name in problem.flags for problem in problems):
+            found[name] = _value(values, flag, on, bool(joined))
     return found, problems
 
 
@@ -113,18 +114,11 @@ def _resolve(spelled: str, capabilities: Capabilities, problems: list[Violation]
     twin = capabilities.spellings.get(spelled.removeprefix("no-"))
     if spelled.startswith("no-") and twin is not None and twin.kind == "on_off":
         return twin.name, twin, False
-    if flags:
-        problems.append(_ambiguous(spelled, flags, capabilities))
+    if flags and not releases_with(spelled):  # another release's flag is named as unknown, with its translation
+        names = sorted({f"--{flag.name}" for flag in flags})
+        text = f"--{spelled} is ambiguous for SGLang {capabilities.version}: it could be {', '.join(names)}"
+        problems.append(violation_of("ambiguous-flag", spelled, text, capabilities, names))
     return spelled, None, True
-
-
-def _ambiguous(spelled: str, flags: Sequence[FlagSpec], capabilities: Capabilities) -> Violation:
-    names = sorted({f"--{flag.name}" for flag in flags})
-    known = releases_with(spelled)
-    if known:  # a flag of another release that this one's parser takes for an abbreviation
-        return unknown_flag(spelled, True, capabilities)
-    text = f"--{spelled} is ambiguous for SGLang {capabilities.version}: it could be {', '.join(names)}"
-    return violation_of("ambiguous-flag", spelled, text, capabilities, names)
 
 
 def _take(words: list[str], flag: FlagSpec | None) -> list[str]:
@@ -142,7 +136,7 @@ def _value(values: Sequence[str], flag: FlagSpec | None, on: bool, joined: bool)
     if not values:
         return on
     text = " ".join(values)
-    if flag is None or joined and not flag.valued:
+    if flag is None or (joined and not flag.valued):
         return text
     return typed(text, flag)
 
