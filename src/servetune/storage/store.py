@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
+import optuna
 from optuna.storages import RDBStorage
 
 from servetune.core.benchmark import Measurement
@@ -37,6 +38,7 @@ class StudyStore:
         Raises SpecError for a URL of another kind, UsageError when nothing is there and `create` is False, StorageError
         for a database that cannot be used: every message says what to do, none shows a password.
         """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # its own log would interleave with the live view
         database = Database(parse_url(url))
         try:
             return cls(database, schema.prepare(database, create=create))
