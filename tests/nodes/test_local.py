@@ -3,15 +3,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("contracts.node_contract")
 
-from contracts.node_contract import BAD_SERVER, Bench, NodeContract, loaded, log_of, until  # noqa: E402
+from contracts.node_contract import BAD_SERVER, Bench, NodeContract, carriers, listening, loaded, log_of, until  # noqa: E402
 
 from servetune.core.errors import SpecError  # noqa: E402
 from servetune.core.node import EnvRef, LaunchSpec, Node  # noqa: E402
@@ -152,3 +154,42 @@ def test_an_engine_that_is_not_installed(make):
 def test_an_engine_interpreter_that_cannot_be_run(make, python, why):
     with pytest.raises(SpecError, match=f"{python}.*{why}"):
         make(engine_python=python).node.facts()
+
+
+STARTERS = """
+import os, sys, time
+from pathlib import Path
+from servetune.core.node import LaunchSpec
+from servetune.nodes import local
+node = local.create(local.Settings(), Path("/"))
+for line in sys.stdin:
+    tuner = os.fork()
+    if tuner == 0:
+        node.start(LaunchSpec.model_validate_json(sys.argv[1]), sys.argv[2], 7, sys.argv[3])
+        time.sleep(600)
+    print(tuner, flush=True)
+    time.sleep(float(line))
+    os.kill(tuner, 9)
+    os.waitpid(tuner, 0)
+    print("killed", flush=True)
+"""
+
+
+def test_a_tuner_killed_at_any_moment_of_a_start_leaves_nothing_after_reclaim(make, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "sesame-open")
+    bench = make()
+    port = bench.node.free_port()
+    spec = bench.spec("--grandchild", port, port=port, env={"API_KEY": EnvRef(from_env="MY_SECRET")})
+    words = [sys.executable, "-c", STARTERS, spec.model_dump_json(), bench.study, bench.log_dir]
+    reclaimed = 0
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as starter:
+        for step in range(12):
+            starter.stdin.write(f"{step * step * 0.002}\n".encode())
+            assert [starter.stdout.readline() for _ in range(2)][1] == b"killed\n"
+            time.sleep(0.05)
+            reclaimed += len(bench.node.reclaim(bench.study))
+            assert carriers(bench.study) == []
+            assert not listening(port)
+        starter.stdin.close()
+    assert reclaimed >= 4
+    assert carriers(bench.study) == []

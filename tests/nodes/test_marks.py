@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 import pytest
 from contracts.node_contract import alive, until
 
-from servetune.nodes._ending import end, left_behind
-from servetune.nodes._marks import Mark, mark_of, members
-from servetune.nodes._processes import Process, read, send, still_running, wait_for_exit
+from servetune.nodes._ending import end
+from servetune.nodes._launch import left_behind
+from servetune.nodes._marks import Mark, members
+from servetune.nodes._processes import ThisMachine, is_same, mark_of, read
+
+MACHINE = ThisMachine()
 
 THREAD_LEFT = """
 import ctypes, threading, time
@@ -45,8 +49,13 @@ def spawn(mark):
         yield start
 
 
+def still_running(process):
+    now = read(process.pid)
+    return is_same(now, process) and now.running
+
+
 def pids(mark):
-    return [member.process.pid for member in members(lambda other: other == mark)]
+    return [member.process.pid for member in members(MACHINE.snapshot(), lambda other: other == mark)]
 
 
 def test_only_what_carries_the_mark(mark, spawn):
@@ -71,7 +80,7 @@ def test_the_rest_of_a_session_whose_leader_died(mark, spawn):
     leader.kill()
     leader.wait()
     assert len(pids(mark)) == 2
-    assert len(end(lambda other: other == mark, 1)) == 2
+    assert len(end(MACHINE, lambda other: other == mark, 1)) == 2
     assert pids(mark) == []
 
 
@@ -96,7 +105,10 @@ def test_a_child_with_another_mark_is_another_launch(mark, spawn):
 
 
 def test_this_process_and_its_ancestors_are_never_found(mark, tmp_path):
-    code = "import sys; from servetune.nodes._marks import members; print(len(members(lambda mark: True)))"
+    code = (
+        "from servetune.nodes._marks import members; from servetune.nodes._processes import ThisMachine; "
+        "print(len(members(ThisMachine().snapshot(), lambda mark: True)))"
+    )
     environment = {**os.environ, **mark.environment()}
     words = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code.replace("True", f"mark.study == '{mark.study}'")]
     assert (
@@ -118,25 +130,25 @@ def test_mark_of_nobody():
 def test_a_signal_never_reaches_a_later_process_of_the_same_pid(spawn):
     child = spawn()
     now = read(child.pid)
-    earlier = Process(now.pid, now.start_ticks - 1, now.parent, now.session, now.state, now.threads)
-    send(earlier, signal.SIGKILL)
+    earlier = dataclasses.replace(now, start_ticks=now.start_ticks - 1)
+    MACHINE.send(earlier, signal.SIGKILL)
     assert not still_running(earlier)
     assert still_running(now)
-    send(now, signal.SIGKILL)
-    wait_for_exit([now], 10)
+    MACHINE.send(now, signal.SIGKILL)
+    MACHINE.wait_for_exit([now], 10)
     assert not still_running(now)
-    send(now, signal.SIGKILL)  # a zombie: nothing happens
+    MACHINE.send(now, signal.SIGKILL)  # a zombie: nothing happens
     child.wait()
-    send(now, signal.SIGKILL)  # gone: nothing happens
+    MACHINE.send(now, signal.SIGKILL)  # gone: nothing happens
 
 
 def test_waiting_ends_with_the_last_exit_or_the_deadline(spawn):
     found = [read(spawn(["sleep", "0.3"]).pid), read(spawn(["sleep", "0.6"]).pid)]
     started_s = time.monotonic()
-    wait_for_exit(found, 20)
+    MACHINE.wait_for_exit(found, 20)
     assert 0.4 < time.monotonic() - started_s < 10
     started_s = time.monotonic()
-    wait_for_exit([read(spawn().pid)], 0.2)
+    MACHINE.wait_for_exit([read(spawn().pid)], 0.2)
     assert 0.2 <= time.monotonic() - started_s < 5
 
 
@@ -157,8 +169,8 @@ def test_a_zombie_with_living_threads_is_not_gone(mark, spawn):
     assert not alive(child.pid)
     assert still_running(read(child.pid))
     found = read(child.pid)
-    send(found, signal.SIGKILL)
-    wait_for_exit([found], 10)
+    MACHINE.send(found, signal.SIGKILL)
+    MACHINE.wait_for_exit([found], 10)
     child.wait(10)
 
 
@@ -166,7 +178,7 @@ def test_stopped_processes_are_ended_too(mark, spawn):
     child = spawn()
     child.send_signal(signal.SIGSTOP)
     until(lambda: read(child.pid).state == "T")
-    end(lambda other: other == mark, 0.2)
+    end(MACHINE, lambda other: other == mark, 0.2)
     assert child.wait(10) == -signal.SIGKILL
 
 
@@ -178,7 +190,7 @@ def test_what_a_dying_process_starts_is_ended_too(mark, spawn, tmp_path):
     )
     child = spawn([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"ready\n"
-    assert len(end(lambda other: other == mark, 2)) == 2
+    assert len(end(MACHINE, lambda other: other == mark, 2)) == 2
     assert pids(mark) == []
 
 

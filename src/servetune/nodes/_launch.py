@@ -61,6 +61,16 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def left_behind(mark: Mark) -> bool:
+    """Whether the tuner that started it is gone, or is this very process. A malformed mark is not ours: False."""
+    words = mark.starter.split("/")
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return False
+    starter = read(int(words[0]))
+    alive = starter is not None and starter.start_ticks == int(words[1]) and starter.running
+    return not alive or int(words[0]) == os.getpid()
+
+
 def _fresh_mark(study: str, trial: int) -> Mark:
     me = read(os.getpid())
     assert me is not None

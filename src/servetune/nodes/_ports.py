@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 from servetune.core.errors import NodeUnusableError
-from servetune.nodes._marks import mark_of
-from servetune.nodes._processes import describe, read
+from servetune.nodes._processes import mark_of, read
 
 # Below the ports that Linux hands out to outgoing connections by default (32768 and up): none appears by accident
 # between the moment when a port is chosen and the moment, minutes later, when the server binds it.
@@ -105,7 +104,7 @@ class PortGuard:
         unmarked = {pid for pid in holders if mark_of(pid) is None}
         if holders and not unmarked:
             return
-        shown = "; ".join(describe(found) for pid in sorted(unmarked) if (found := read(pid)))
+        shown = "; ".join(str(found) for pid in sorted(unmarked) if (found := read(pid)))
         raise NodeUnusableError(
             f"port {self._port} is still listened on after the server was stopped, by "
             f"{shown or 'a process of another user'}. It does not carry this launch's mark and was left alone; "

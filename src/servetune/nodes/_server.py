@@ -9,6 +9,7 @@ from typing import Protocol
 from servetune.core.node import Exit
 from servetune.nodes._ending import end
 from servetune.nodes._launch import LOG_FILE, Launch
+from servetune.nodes._processes import ThisMachine
 
 LOG_CHUNK_BYTES = 1 << 20
 _LEAST_GRACE_S = 2.0  # wall: a compressed node second is too short for a real process to end
@@ -84,7 +85,7 @@ class LocalServer:
         """
         mark = self._launch.mark
         wall_s = max(grace_s / self._time_scale, min(grace_s, _LEAST_GRACE_S))
-        end(lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
+        end(ThisMachine(), lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
         if self._filter is not None:
             self._filter.wait()
         code = self._server.wait()

@@ -24,9 +24,10 @@ from servetune.core.space import Frozen
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import inherited
 from servetune.nodes._gpus import Command, MemoryGuard, gpu_facts
-from servetune.nodes._launch import LOG_FILE, Launch, boot_id, note_started, prepared, write_state, writing
+from servetune.nodes._launch import LOG_FILE, Launch, boot_id, left_behind, note_started, prepared, write_state, writing
 from servetune.nodes._marks import FILTER
 from servetune.nodes._ports import PortGuard, free_port
+from servetune.nodes._processes import ThisMachine
 from servetune.nodes._server import Guard, LocalServer
 
 _COMMAND_S = 60.0
@@ -107,7 +108,7 @@ class LocalNode:
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
-        return reclaimed(study)
+        return reclaimed(ThisMachine(), lambda mark: mark.study == study and left_behind(mark))
 
     def _visible(self) -> str | None:
         return self.environment().get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))

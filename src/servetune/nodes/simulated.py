@@ -13,9 +13,9 @@ from servetune.core.clock import WallClock
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import Frozen
 from servetune.nodes._ending import reclaimed
-from servetune.nodes._launch import boot_id, prepared
+from servetune.nodes._launch import boot_id, left_behind, prepared
 from servetune.nodes._ports import PortGuard, free_port
-from servetune.nodes._processes import read
+from servetune.nodes._processes import ThisMachine, read
 from servetune.nodes._server import LocalServer
 from servetune.nodes.local import start_server
 from servetune.simulation.scenario import facts, load_scenario, shipped_names
@@ -74,7 +74,7 @@ class SimulatedNode:
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
-        return reclaimed(study)
+        return reclaimed(ThisMachine(), lambda mark: mark.study == study and left_behind(mark))
 
     def _program(self) -> tuple[str, ...]:
         settings = self._settings
