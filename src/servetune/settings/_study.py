@@ -58,7 +58,8 @@ def study_of(root: Node, source_file: Path) -> StudySpec:
         for name, model in _PLAIN_SECTIONS.items()
         if name in entries and (part := section(entries[name], model, problems)) is not None
     }
-    parts |= _names(entries, problems) | _choices(entries, problems)
+    parts |= _choices(entries, problems)
+    parts |= _names(entries, parts.get("node", NodeChoice()).name == "local", problems)
     parts["workload"] = workload = _workload(entries, problems)
     parts["objective"] = _objective(entries, workload, problems)
     parts |= _flags(entries, source_file.parent, problems)
@@ -66,7 +67,7 @@ def study_of(root: Node, source_file: Path) -> StudySpec:
     return StudySpec(**parts, source_file=str(source_file))
 
 
-def _names(entries: Mapping[str, Node], problems: Problems) -> dict[str, Any]:
+def _names(entries: Mapping[str, Node], local: bool, problems: Problems) -> dict[str, Any]:
     found: dict[str, Any] = {}
     study = entries.get("study")
     if study is not None and not (isinstance(study.scalar, str) and _NAME.fullmatch(study.scalar)):
@@ -79,6 +80,8 @@ def _names(entries: Mapping[str, Node], problems: Problems) -> dict[str, Any]:
         found["storage"] = entries["storage"].scalar
     if "engine" in entries:
         found["engine"] = _engine(entries["engine"], problems)
+        if local and found["engine"] is not None:
+            found["engine"] = _at_home(found["engine"])
     return found
 
 
@@ -91,6 +94,13 @@ def _engine(node: Node, problems: Problems) -> EngineChoice | None:
             if not getattr(choice, key).strip():
                 problems.add(node.entries[key].place, node.entries[key].path, "got empty text; allowed: a path or name")
     return choice
+
+
+def _at_home(choice: EngineChoice) -> EngineChoice:
+    """`~/…` of model and Python for this machine's user: neither a launch nor an exported command has a shell's `~`."""
+    paths = {key: getattr(choice, key) for key in ("model", "python")}
+    home = {key: str(Path(path).expanduser()) for key, path in paths.items() if path.startswith("~/")}
+    return choice.model_copy(update=home)
 
 
 def _choices(entries: Mapping[str, Node], problems: Problems) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Settings(Frozen):
 
 def create(choice: EngineChoice, secret_flags: Mapping[str, EnvRef]) -> SglangEngine:
     """SGLang for one study. The model's config.json is read where the model lies on this machine."""
-    return SglangEngine(choice, secret_flags, _model_config(Path(choice.model)))
+    return SglangEngine(choice, secret_flags, _model_config(Path(choice.model).expanduser()))
 
 
 class SglangEngine:
@@ -127,7 +127,9 @@ class SglangEngine:
         """From the source of the package itself; None when it is not here, another version, or of an unknown shape."""
         if facts.simulated:
             return None
-        for site_dir in Path(self._choice.python).absolute().parent.parent.glob("lib/python3*/site-packages"):
+        for site_dir in (
+            Path(self._choice.python).expanduser().absolute().parent.parent.glob("lib/python3*/site-packages")
+        ):
             try:
                 read = read_capabilities(site_dir)
             except (OSError, SyntaxError, KeyError):
@@ -137,7 +139,7 @@ class SglangEngine:
         return None
 
     def _accepted(self, flags: Assignment, facts: NodeFacts, capabilities: Capabilities) -> list[Violation]:
-        """Layer 1. Where the engine's rules do not hold the node is the authority on values; spelling alone is judged."""
+        """Layer 1. Where the engine's rules do not hold the node decides about values; only spelling is judged."""
         found = [_reserved(name, capabilities) for name in flags if name in RESERVED]
         found += violations(flags, capabilities)
         return [violation for violation in found if facts.engine_rules or violation.rule != "unknown-choice"]

@@ -223,15 +223,18 @@ def _condition(when: Condition, work: _Resolution) -> Condition:
 
 
 def _hint(hint: Mapping[str, Choice], parameters: Sequence[Parameter], work: _Resolution) -> dict[str, Choice] | None:
-    """The hint in the new words; None when one of its values was dropped."""
+    """The hint in the new words; None when one of its values was dropped. A hint may name plain flags, too."""
     domains = {parameter.name: parameter.domain for parameter in parameters}
     found: dict[str, Choice] = {}
     for name, value in hint.items():
-        if name in work.gone:
-            continue
         new_name, new_value = work.moved.get(name, (name, None))
         value = new_value(value) if new_value else value
-        domain = domains[new_name]
+        domain = domains.get(new_name)
+        if name in work.gone and value in (None, False):
+            continue
+        if domain is None:
+            found.update(translate({} if value is None else {new_name: value}, work.capabilities)[0])
+            continue
         if isinstance(domain, CategoricalDomain) and not any(same_value(value, other) for other in domain.choices):
             return None
         if isinstance(domain, BundleDomain) and value not in domain.options:
