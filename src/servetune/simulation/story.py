@@ -222,10 +222,10 @@ def _warmup(launch: Launch, begin_s: float, end_s: float, fault: Fault | None) -
         yield Line(end_s, -1, READY)
 
 
-def server_args_line(launch: Launch) -> str:
-    """The arguments as launch, not what came of them; a dictionary from 0.5.19 on."""
-    command, launched_with = launch.command, overlay(launch.scenario, launch.command.assignment)
-    values: dict[str, Value | None] = {
+def server_arguments(launch: Launch) -> dict[str, Value]:
+    """The arguments as launched, not what came of them, by SGLang's field names. The API key is left out."""
+    command, launched = launch.command, overlay(launch.scenario, launch.command.assignment)
+    values: dict[str, Value] = {
         "model_path": command.model_path,
         "tokenizer_path": command.model_path,
         "dtype": "auto",
@@ -233,11 +233,15 @@ def server_args_line(launch: Launch) -> str:
         "port": command.port,
         "tp_size": command.tp_size,
     }
-    hidden = ("api-key",)
-    for flag, value in launched_with.items():
-        if not flag.startswith("env.") and flag not in hidden:
+    for flag, value in launched.items():
+        if not flag.startswith("env.") and flag != "api-key":
             values.setdefault(flag.replace("-", "_"), value)
-    values |= {"random_seed": 42, "watchdog_timeout": 300, "log_level": "info"}
+    return {**values, "random_seed": 42, "watchdog_timeout": 300, "log_level": "info"}
+
+
+def server_args_line(launch: Launch) -> str:
+    """A constructor call up to 0.5.18, a dictionary from then on."""
+    values = server_arguments(launch)
     if version_tuple(launch.scenario.engine_version) >= (0, 5, 19):
         return f"server_args={values!r}"
     return f"server_args=ServerArgs({', '.join(f'{name}={value!r}' for name, value in values.items())})"
