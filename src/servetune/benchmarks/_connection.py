@@ -26,7 +26,11 @@ class Owner(Protocol):
     """Who is told that a connection may be used again, or no more."""
 
     def request_ended(self, connection: Connection) -> None:
-        """The request is over and recorded; the connection is open and idle when `connection.usable`."""
+        """The request is over and recorded."""
+        ...
+
+    def connection_ended(self, connection: Connection) -> None:
+        """The connection is closed."""
         ...
 
 
@@ -45,6 +49,8 @@ class Connection(asyncio.Protocol):
         self.last_event = 0.0  # wall time of the last sign of life of the current request
         self._plain = False  # at the border of a chunk of an event stream with nothing held
         self._tokens = 0
+        self._new = 0  # tokens of the last event
+        self._before = 0.0  # wall time of the event before it
         self._begin(0, 0)
 
     # the caller's side
@@ -57,16 +63,22 @@ class Connection(asyncio.Protocol):
     @property
     def started(self) -> bool:
         """Whether the current request has given a token."""
-        return self._tokens > 0
+        return self._new > 0
 
-    def send(self, message: bytes, asked: int) -> int:
-        """Send a request for `asked` tokens; returns its index in the records."""
+    def send(self, message: bytes, asked: int, due: float) -> None:
+        """Send a request for `asked` tokens that was due at wall time `due`: latencies count from there."""
         assert self._transport is not None
-        now = self._now()
-        self._begin(self._records.open_request(now, asked), asked)
-        self.busy, self.last_event = True, now
+        self._begin(self._records.open_request(due, asked), asked)
+        self.busy = True
+        self.last_event = self._before = due
         self._transport.write(message)
-        return self.request
+
+    def under_way(self, now: float) -> float:
+        """Tokens that are probably made but have not come: the share of the last event's tokens and time."""
+        if not self.busy or not self._new:
+            return 0.0
+        span = self.last_event - self._before
+        return self._new * min(1.0, (now - self.last_event) / span) if span > 0 else 0.0
 
     def abandon(self) -> None:
         """Close at once; a request in flight is neither completed nor failed."""
@@ -93,27 +105,21 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer."""
         if self._plain:
-            head = data.find(b"\r\n", 1, 12)
-            size = len(data)
-            if (
-                head > 0
-                and data.find(b"\n\n", head) == size - 4
-                and data.endswith(b"\r\n")
-                and data.startswith(b"data:", head + 2)
-            ):
+            # one read = one chunk = one event: no line feed but those after the chunk head and at the end
+            head, size = data.find(b"\n", 1, 12), len(data)
+            if data.find(b"\n", head + 1) == size - 4 and data.endswith(b"\n\n\r\n"):
                 try:
-                    if int(data[:head], 16) == size - head - 4:
-                        at = data.rindex(COUNT_KEY)
-                        count = int(data[at + 20 : data.index(b",", at)])
-                        new = count - self._tokens
-                        if new > 0:
-                            self._tokens = count
-                            self.last_event = now = self._now()
-                            self._add_time(now)
-                            self._add_request(self.request)
-                            self._add_tokens(new)
-                            self._last = data
-                            return
+                    at = data.rindex(COUNT_KEY) + len(COUNT_KEY)
+                    count = int(data[at : data.index(b",", at)])
+                    new = count - self._tokens
+                    if new > 0 and int(data[:head], 16) == size - head - 3:
+                        self._add_tokens(new)
+                        self._tokens, self._new, self._before = count, new, self.last_event
+                        self.last_event = now = self._now()
+                        self._add_time(now)
+                        self._add_request(self.request)
+                        self._last = data
+                        return
                 except ValueError:
                     pass  # not the common shape: take the general way
         self._general(data)
@@ -125,6 +131,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """A request in flight ends here: complete when its body was delimited by the close, else cut."""
         self._transport = None
+        self._owner.connection_ended(self)
         if not self.busy:
             return
         if self._reader.status and self._reader.end_of_input():
@@ -140,6 +147,7 @@ class Connection(asyncio.Protocol):
         self.request = request
         self._asked = asked
         self._tokens = 0
+        self._new = 0
         self._counted = 0  # content events without a token count
         self._total: int | None = None  # of a final usage record
         self._last = b""
@@ -209,6 +217,7 @@ class Connection(asyncio.Protocol):
             self._note(1)
 
     def _note(self, tokens: int) -> None:
+        self._before, self._new = self.last_event, tokens
         self.last_event = now = self._now()
         self._add_time(now)
         self._add_request(self.request)

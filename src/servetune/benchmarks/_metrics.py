@@ -7,10 +7,12 @@ is much when events carry many tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from servetune.benchmarks._intervals import Interval, batch_means
 from servetune.benchmarks._records import Outcome, Records
@@ -58,40 +60,53 @@ class Events:
     request: Ints
 
 
-def read_requests(records: Records, times: TimeMap) -> Requests:
-    """The request rows in node time."""
-    tokens = np.array(records.request_tokens, dtype=np.int64)
-    units = np.bincount(
-        np.array(records.event_request, dtype=np.int64),
-        weights=np.array(records.event_tokens, dtype=np.float64),
-        minlength=len(tokens),
+def read_tables(parts: Sequence[Records], times: TimeMap) -> tuple[Requests, Events]:
+    """Requests and events of all workers together, in node time."""
+    requests = _read_requests(parts, times)
+    return requests, _read_events(parts, requests, times)
+
+
+def _joined(parts: Sequence[Records], column: str, dtype: DTypeLike) -> NDArray[Any]:
+    return np.concatenate([np.array(getattr(records, column), dtype=dtype) for records in parts])
+
+
+def _event_requests(parts: Sequence[Records]) -> Ints:
+    """Row of each event's request in the joined request table."""
+    offsets = np.cumsum([0, *(len(records.request_sent) for records in parts[:-1])])
+    pairs = zip(parts, offsets, strict=True)
+    return np.concatenate([np.array(records.event_request, dtype=np.int64) + offset for records, offset in pairs])
+
+
+def _read_requests(parts: Sequence[Records], times: TimeMap) -> Requests:
+    tokens = _joined(parts, "request_tokens", np.int64)
+    brought = np.bincount(
+        _event_requests(parts), weights=_joined(parts, "event_tokens", np.float64), minlength=len(tokens)
     )
-    counted = (np.array(records.request_counted) == 1) & (units > 0)
-    known = counted & (tokens > 0)
+    counted = (_joined(parts, "request_counted", np.int64) == 1) & (brought > 0) & (tokens > 0)
     correction = np.ones(len(tokens))
-    correction[known] = tokens[known] / units[known]
+    correction[counted] = tokens[counted] / brought[counted]
     return Requests(
-        sent_s=times.node(np.array(records.request_sent)),
-        ended_s=times.node(np.array(records.request_ended)),
+        sent_s=times.node(_joined(parts, "request_sent", np.float64)),
+        ended_s=times.node(_joined(parts, "request_ended", np.float64)),
         tokens=tokens,
-        outcome=np.array(records.request_outcome, dtype=np.int64),
+        outcome=_joined(parts, "request_outcome", np.int64),
         tokens_per_event_token=correction,
     )
 
 
-def read_events(records: Records, requests: Requests, times: TimeMap) -> Events:
-    """The event rows in node time, each with the time since when its tokens were made."""
-    request = np.array(records.event_request, dtype=np.int64)
-    time_s = times.node(np.array(records.event_time))
-    order = np.argsort(request, kind="stable")
-    first = np.ones(len(order), dtype=bool)
+def _read_events(parts: Sequence[Records], requests: Requests, times: TimeMap) -> Events:
+    request = _event_requests(parts)
+    time_s = times.node(_joined(parts, "event_time", np.float64))
+    tokens = _joined(parts, "event_tokens", np.float64) * requests.tokens_per_event_token[request]
+    first = np.ones(len(request), dtype=bool)
     since = requests.sent_s[request]
-    if len(order):
-        same = request[order[1:]] == request[order[:-1]]
-        first[order[1:][same]] = False
-        since[order[1:][same]] = time_s[order[:-1][same]]
-    kept = requests.outcome[request] != Outcome.FAILED
-    tokens = np.array(records.event_tokens, dtype=np.float64) * requests.tokens_per_event_token[request]
+    order = np.argsort(request, kind="stable")
+    same = np.flatnonzero(request[order[1:]] == request[order[:-1]]) + 1
+    first[order[same]] = False
+    since[order[same]] = time_s[order[same - 1]]
+    kept = np.flatnonzero(requests.outcome[request] != Outcome.FAILED)
+    if len(parts) > 1:
+        kept = kept[np.argsort(time_s[kept], kind="stable")]
     return Events(time_s[kept], since[kept], first[kept], tokens[kept], request[kept])
 
 
@@ -102,7 +117,7 @@ def tokens_until(events: Events, edges_s: Floats) -> Floats:
     for index, edge in enumerate(edges_s):
         after = int(np.searchsorted(events.time_s, edge, side="right"))
         open_ = np.flatnonzero(events.since_s[after:] < edge) + after
-        span = events.time_s[open_] - events.since_s[open_]
+        span = events.time_s[open_] - events.since_s[open_]  # above 0: it begins before the edge and ends after it
         made[index] = total[after] + float(np.sum(events.tokens[open_] * (edge - events.since_s[open_]) / span))
     return made
 

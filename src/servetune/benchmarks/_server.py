@@ -1,82 +1,117 @@
-"""The server beside the load: what it says of itself, and emptying its cache."""
+"""The server beside the load: what it says of itself, and emptying its cache. Blocking; wall seconds."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import ssl
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
 from servetune.benchmarks._api import Target
-from servetune.benchmarks._http import AnswerReader, MalformedAnswerError
+
+CONTROL_TIMEOUT_S = 10.0
+
+
+class ControlClient:
+    """Control requests. Never raises for what the server does."""
+
+    def __init__(self, target: Target) -> None:
+        scheme = "https" if target.tls else "http"
+        self._client = httpx.Client(
+            base_url=f"{scheme}://{target.authority}{target.prefix}",
+            headers=dict(target.headers),
+            timeout=CONTROL_TIMEOUT_S,
+            trust_env=False,  # a proxy for the outside must not stand between us and the node
+        )
+
+    def close(self) -> None:
+        """Close its connection."""
+        self._client.close()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Reply:
+        """One request, at most 10 s."""
+        try:
+            answer = self._client.request(method, path, json=body)
+            return Reply(answer.status_code, answer.content)
+        except httpx.HTTPError as error:
+            return Reply(0, f"{type(error).__name__}: {error}".encode())
+
+    def first_json(self, *paths: str) -> Any:
+        """The JSON of the first path that the server knows (newer and older names of one endpoint); None: none."""
+        for path in paths:
+            reply = self.ask("GET", path)
+            if reply.status == 200:
+                return reply.json()
+            if reply.status not in (404, 405, 501):
+                return None
+        return None
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to a control request. Status 0: none came, `body` says why."""
+    """Status 0: no answer came, and `body` says why."""
 
     status: int
     body: bytes
 
-    def json(self) -> dict[str, Any]:
-        """The body as a JSON object; empty when it is none or the status is not 200."""
+    def json(self) -> Any:
+        """The decoded body; None when it is not JSON."""
         try:
-            decoded = json.loads(self.body) if self.status == 200 else {}
+            return httpx.Response(200, content=self.body).json()
         except ValueError:
-            return {}
-        return decoded if isinstance(decoded, dict) else {}
+            return None
+
+    @property
+    def text(self) -> str:
+        """The body's first 160 characters on one line."""
+        return " ".join(self.body.decode("utf-8", "replace").split())[:160]
 
 
-async def ask(target: Target, method: str, path: str, timeout_s: float = 10.0) -> Reply:
-    """One request on a connection of its own. Never raises for what the server does. Wall seconds."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _ask(target, method, path)
-    except TimeoutError:
-        return Reply(0, b"no answer within %d s" % timeout_s)
-    except (OSError, MalformedAnswerError) as error:
-        return Reply(0, str(error).encode())
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server told before the load began."""
+
+    model: str = "default"
+    model_path: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
 
 
-async def _ask(target: Target, method: str, path: str) -> Reply:
-    closing = replace(target, headers={**target.headers, "Connection": "close"})
-    context = ssl.create_default_context() if target.tls else None
-    reader, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
-    try:
-        writer.write(closing.message(method, path, b"" if method == "POST" else None))
-        answer, body = AnswerReader(), b""
-        while not answer.complete:
-            data = await reader.read(262_144)
-            body += answer.feed(data) if data else b""
-            if not data and not answer.end_of_input():
-                return Reply(0, b"the answer is cut")
-        return Reply(answer.status, body)
-    finally:
-        writer.transport.abort()
+def read_facts(client: ControlClient) -> ServerFacts:
+    """Model name and SGLang's `/server_info`, as far as the server has them."""
+    info = client.first_json("/server_info", "/get_server_info")
+    info = info if isinstance(info, dict) else {}
+    listed = client.first_json("/v1/models")
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
+    return ServerFacts(str(first.get("id", "default")), str(info.get("model_path") or first.get("root") or ""), info)
 
 
-async def ask_first(target: Target, *paths: str) -> dict[str, Any]:
-    """The JSON of the first path that the server knows: newer and older names of one endpoint."""
-    for path in paths:
-        reply = await ask(target, "GET", path)
-        if reply.status == 200:
-            return reply.json()
-        if reply.status not in (404, 405):
-            return {}
-    return {}
-
-
-async def flush_cache(target: Target, patience_s: float) -> str | None:
+def flush_cache(client: ControlClient, patience_s: float) -> str | None:
     """Empty the prefix cache. None when done, else why not. 400 (requests still running) is tried again."""
-    deadline = asyncio.get_running_loop().time() + patience_s
+    deadline = time.monotonic() + patience_s
+    pause_s = 0.05
     while True:
-        reply = await ask(target, "POST", "/flush_cache")
+        reply = client.ask("POST", "/flush_cache")
         if reply.status == 200:
             return None
-        if reply.status == 404:
-            return "the server has no /flush_cache (HTTP 404): its prefix cache was not emptied; prompts are unique"
-        if reply.status != 400 or asyncio.get_running_loop().time() > deadline:
-            text = reply.body.decode("utf-8", "replace").strip()[:120]
-            return f"the prefix cache was not emptied: HTTP {reply.status} {text}"
-        await asyncio.sleep(min(0.2, patience_s / 10))
+        if reply.status in (404, 405):
+            return f"the prefix cache was not emptied: the server has no /flush_cache (HTTP {reply.status})"
+        if reply.status != 400 or time.monotonic() > deadline:
+            return f"the prefix cache was not emptied: HTTP {reply.status} {reply.text}"
+        time.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)
+
+
+def numbers(document: Any, keys: Iterable[str]) -> list[float]:
+    """Every number under one of the keys, anywhere in decoded JSON."""
+    wanted, found, left = set(keys), [], [document]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            found += [float(v) for k, v in item.items() if k in wanted and isinstance(v, int | float)]
+            left += list(item.values())
+        elif isinstance(item, list):
+            left += item
+    return found

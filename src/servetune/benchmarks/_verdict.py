@@ -2,159 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
 
 import numpy as np
 
-from servetune.benchmarks._load import Load
-from servetune.benchmarks._metrics import Events, Requests, TimeMap, latencies, read_events, read_requests, throughput
+from servetune.benchmarks._checks import (
+    Effort,
+    Finding,
+    ServerView,
+    Window,
+    compare_counters,
+    concurrency_held,
+    effort_between,
+    of_client,
+    of_concurrency,
+    of_counters,
+    of_requests,
+    of_server,
+    of_steadiness,
+    server_view,
+)
+from servetune.benchmarks._level import Outcome as LevelOutcome
+from servetune.benchmarks._metrics import Events, Requests, TimeMap, latencies, read_tables, throughput
 from servetune.benchmarks._records import Outcome
-from servetune.core.benchmark import Level, Measurement
-
-FAILED_AT_MOST = 0.01
-CONCURRENCY_AT_LEAST = 0.9
-BUSY_AT_MOST = 0.9
-BUSY_NOTED = 0.7
+from servetune.core.benchmark import Measurement
 
 
-@dataclass
-class Circumstances:
-    """What was noted beside the load."""
-
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A sentence with numbers; `fatal`: the measurement must not be used."""
-
-    text: str
-    fatal: bool = False
-
-
-def measurement(level: Level, load: Load, circumstances: Circumstances, times: TimeMap) -> Measurement:
+def judge(outcome: LevelOutcome) -> Measurement:
     """Summarise a level that was not aborted."""
-    requests = read_requests(load.records, times)
-    events = read_events(load.records, requests, times)
-    begin_s, end_s = _window(load, times, events)
-    if not len(events.time_s) or end_s <= begin_s:
-        return _nothing(level, load, circumstances)
-    flow = throughput(events, begin_s, end_s)
-    within = (requests.ended_s > begin_s) & (requests.ended_s <= end_s)
-    completed = int(np.sum(within & (requests.outcome == Outcome.COMPLETED)))
-    failed = int(np.sum(within & (requests.outcome == Outcome.FAILED)))
-    held = _concurrency(requests, begin_s, end_s)
-    findings = [
-        *(Finding(note) for note in circumstances.notes),
-        *_of_failures(load, completed, failed),
-        *_of_client(load, level, held),
-        *_of_steadiness(load, level, events, begin_s, end_s),
-    ]
-    seen = latencies(requests, events, begin_s, end_s)
+    times = TimeMap(outcome.wall_origin_s, outcome.node_origin_s, outcome.node_s_per_wall_s)
+    requests, events = read_tables([harvest.records for harvest in outcome.harvests], times)
+    reasons = sum((harvest.records.failures for harvest in outcome.harvests), Counter[str]())
+    window = _window(outcome, times, events)
+    noted = [Finding(note) for note in outcome.notes]
+    if outcome.given_up is not None:
+        noted.append(Finding(outcome.given_up, fatal=True))
+    if window is None:
+        return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None)])
+    return _figures(outcome, times, window, requests, events, [*noted, *of_requests(requests, reasons, window)])
+
+
+def _window(outcome: LevelOutcome, times: TimeMap, events: Events) -> Window | None:
+    """The measured part without its last moment, whose tokens are made but have not come yet."""
+    if outcome.measured is None or not len(events.time_s):
+        return None
+    begin_s, end_s = (float(edge) for edge in times.node(np.array(outcome.measured)))
+    gaps = (events.time_s - events.since_s)[~events.first & (events.time_s > begin_s)]
+    open_s = float(np.quantile(gaps, 0.95)) if len(gaps) else 0.0
+    window = Window(begin_s, end_s - min(open_s, 0.2 * (end_s - begin_s)))
+    return window if np.any((events.time_s > window.begin_s) & (events.time_s <= window.end_s)) else None
+
+
+def _figures(
+    outcome: LevelOutcome,
+    times: TimeMap,
+    window: Window,
+    requests: Requests,
+    events: Events,
+    findings: list[Finding],
+) -> Measurement:
+    flow = throughput(events, window.begin_s, window.end_s)
+    seen = latencies(requests, events, window.begin_s, window.end_s)
+    within = (requests.ended_s > window.begin_s) & (requests.ended_s <= window.end_s)
+    held = concurrency_held(requests, window)
+    assert outcome.measured is not None
+    effort = effort_between([harvest.effort for harvest in outcome.harvests], *outcome.measured)
+    view = server_view(outcome.readings, window, times)
+    compared = compare_counters(outcome.readings, requests, events, window, times)
+    findings += of_client(effort, None if seen.e2e_s is None else seen.e2e_s.mean / outcome.node_s_per_wall_s)
+    if outcome.demand.arrivals is None:
+        findings += of_concurrency(held, outcome.level.concurrency)
+    findings += of_steadiness(events, window, outcome.pace.settled or outcome.level.workload.warmup != "auto")
+    findings += of_server(view, held)
+    findings += of_counters(compared)
     return Measurement(
-        concurrency=level.concurrency,
+        concurrency=outcome.level.concurrency,
         output_tokens_per_s=flow.value,
-        low=flow.low,
+        low=max(0.0, flow.low),
         high=flow.high,
-        duration_s=end_s - begin_s,
-        requests_completed=completed,
-        requests_failed=failed,
-        output_tokens=round(flow.value * (end_s - begin_s)),
+        duration_s=window.duration_s,
+        requests_completed=int(np.sum(within & (requests.outcome == Outcome.COMPLETED))),
+        requests_failed=int(np.sum(within & (requests.outcome == Outcome.FAILED))),
+        output_tokens=round(flow.value * window.duration_s),
         ttft_s=seen.ttft_s,
         tpot_s=seen.tpot_s,
         itl_s=seen.itl_s,
         e2e_s=seen.e2e_s,
         valid=not any(finding.fatal for finding in findings),
         warnings=tuple(finding.text for finding in findings),
-        details=_details(load, held),
+        details=_details(effort, view, held, len(events.time_s))
+        | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s}),
     )
 
 
-def _window(load: Load, times: TimeMap, events: Events) -> tuple[float, float]:
-    """The measured part without its last moment, whose tokens are made but have not come yet."""
-    if not load.wall_begin_s or not len(events.time_s):
-        return 0.0, 0.0
-    begin_s, end_s = (float(edge) for edge in times.node(np.array([load.wall_begin_s, load.wall_end_s])))
-    gaps = (events.time_s - events.since_s)[~events.first & (events.time_s > begin_s)]
-    open_s = float(np.quantile(gaps, 0.95)) if len(gaps) else 0.0
-    return begin_s, end_s - min(open_s, 0.2 * (end_s - begin_s))
-
-
-def _concurrency(requests: Requests, begin_s: float, end_s: float) -> float:
-    """Mean number of requests in flight over the window, by the client's own records."""
-    ended = np.where(requests.outcome == Outcome.IN_FLIGHT, np.inf, requests.ended_s)
-    overlap = np.minimum(ended, end_s) - np.maximum(requests.sent_s, begin_s)
-    return float(np.sum(np.maximum(overlap, 0.0)) / (end_s - begin_s))
-
-
-def _of_failures(load: Load, completed: int, failed: int) -> Iterable[Finding]:
-    if load.given_up is not None:
-        yield Finding(load.given_up, fatal=True)
-    if not completed:
-        yield Finding("no request was completed in the measured part", fatal=True)
-    if load.records.failed:
-        share = failed / max(1, failed + completed)
-        listed = "; ".join(f"{count} x {reason}" for reason, count in load.records.failures.most_common(4))
-        yield Finding(
-            f"{load.records.failed} requests failed, {failed} of {failed + completed} in the measured part: {listed}",
-            fatal=share > FAILED_AT_MOST,
-        )
-
-
-def _of_client(load: Load, level: Level, held: float) -> Iterable[Finding]:
-    busy = load.effort.busy_share
-    if busy > BUSY_NOTED:
-        what = "saturated" if busy > BUSY_AT_MOST else "near its limit"
-        yield Finding(
-            f"the client was {what}: its event loop was busy {busy:.0%} of the time "
-            f"({load.effort.cpu_s:.1f} s CPU and {load.effort.waiting_s:.1f} s waiting for a core "
-            f"in {load.effort.wall_s:.1f} s)",
-            fatal=busy > BUSY_AT_MOST,
-        )
-    if held < CONCURRENCY_AT_LEAST * level.concurrency:
-        yield Finding(
-            f"only {held:.1f} of {level.concurrency} requests were in flight on average; "
-            f"{load.connected} connections were opened",
-            fatal=True,
-        )
-
-
-def _of_steadiness(load: Load, level: Level, events: Events, begin_s: float, end_s: float) -> Iterable[Finding]:
-    middle_s = (begin_s + end_s) / 2
-    earlier = throughput(events, begin_s, middle_s, 1).value
-    later = throughput(events, middle_s, end_s, 1).value
-    if abs(later - earlier) > 0.05 * max(earlier, later):
-        yield Finding(f"the halves of the measured part differ: {earlier:.1f} and {later:.1f} tokens/s")
-    auto = level.workload.warmup == "auto"
-    if auto and not load.pace.settled:
-        yield Finding("the throughput had not settled when measuring began: two windows before it differed by over 5 %")
-
-
-def _details(load: Load, held: float) -> dict[str, float]:
+def _details(effort: Effort, view: ServerView, held: float, events: int) -> dict[str, float]:
+    told = {
+        "server_running": view.running,
+        "server_queued": view.queued,
+        "server_retracted": view.retracted,
+        "server_outside_graphs_share": view.outside_graphs,
+    }
     return {
-        "client_cpu_s": load.effort.cpu_s,
-        "client_busy_share": load.effort.busy_share,
-        "client_worst_lag_s": load.effort.worst_lag_s,
+        "client_cpu_s": effort.total_cpu_s,
+        "client_busy_share": effort.busy_share,
+        "client_mean_lag_s": effort.mean_lag_s,
+        "client_worst_lag_s": effort.worst_lag_s,
         "concurrency_held": held,
-        "events": float(len(load.records.event_time)),
-        "requests_failed_in_all": float(load.records.failed),
+        "events": float(events),
+        **{name: value for name, value in told.items() if value is not None},
     }
 
 
-def _nothing(level: Level, load: Load, circumstances: Circumstances) -> Measurement:
-    """Not a single usable token."""
-    findings = [*(Finding(note) for note in circumstances.notes), *_of_failures(load, 0, load.records.failed)]
+def _nothing(outcome: LevelOutcome, requests: Requests, findings: list[Finding]) -> Measurement:
+    """Not a single usable token, or none in the measured part."""
     return Measurement(
-        concurrency=level.concurrency,
+        concurrency=outcome.level.concurrency,
         output_tokens_per_s=0.0,
         low=0.0,
         high=0.0,
         duration_s=0.0,
-        requests_completed=load.records.completed,
-        requests_failed=load.records.failed,
+        requests_completed=int(np.sum(requests.outcome == Outcome.COMPLETED)),
+        requests_failed=int(np.sum(requests.outcome == Outcome.FAILED)),
         output_tokens=0,
         valid=False,
-        warnings=tuple(finding.text for finding in findings),
-        details=_details(load, 0.0),
+        warnings=(*(finding.text for finding in findings), "no token came in the measured part"),
     )

@@ -1,0 +1,254 @@
+"""Honesty checks: can these figures be trusted? Each gives sentences with numbers; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from servetune.benchmarks._holder import EffortSeries
+from servetune.benchmarks._metrics import Events, Requests, TimeMap, throughput, tokens_until
+from servetune.benchmarks._observer import Reading
+from servetune.benchmarks._records import Outcome
+
+FAILED_AT_MOST = 0.01
+CONCURRENCY_AT_LEAST = 0.9
+BUSY_AT_MOST = 0.9
+BUSY_NOTED = 0.7
+LATE_AT_MOST = 0.05  # mean lateness of the loop's timer against the mean time of an answer
+SERVER_DIFFERS_BY = 0.02
+HALVES_DIFFER_BY = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence with numbers; `fatal`: the measurement must not be used."""
+
+    text: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured part, in node seconds."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What the busiest worker spent in the window, in wall seconds."""
+
+    cpu_s: float
+    waiting_s: float  # runnable without a core
+    wall_s: float
+    mean_lag_s: float
+    worst_lag_s: float
+    total_cpu_s: float  # of all workers
+    queued: float  # open loop: arrived and not sent, on average
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time in which the event loop had work; 1 is a saturated client."""
+        return (self.cpu_s + self.waiting_s) / self.wall_s if self.wall_s > 0 else 0.0
+
+
+def effort_between(series: Sequence[EffortSeries], wall_begin_s: float, wall_end_s: float) -> Effort:
+    """Costs between two wall times, from the readings of each worker."""
+    found = [effort for one in series if (effort := _effort(one, wall_begin_s, wall_end_s)) is not None]
+    if not found:
+        return Effort(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    worst = max(found, key=lambda effort: effort.busy_share)
+    return Effort(
+        worst.cpu_s,
+        worst.waiting_s,
+        worst.wall_s,
+        max(effort.mean_lag_s for effort in found),
+        max(effort.worst_lag_s for effort in found),
+        sum(effort.cpu_s for effort in found),
+        sum(effort.queued for effort in found),
+    )
+
+
+def _effort(one: EffortSeries, wall_begin_s: float, wall_end_s: float) -> Effort | None:
+    wall = np.array(one.wall_s)
+    inside = np.flatnonzero((wall >= wall_begin_s) & (wall <= wall_end_s))
+    if len(inside) < 2:
+        return None
+    first, last = inside[0], inside[-1]
+    lags = np.array(one.lag_s)[inside]
+    cpu_s = one.cpu_s[last] - one.cpu_s[first]
+    waiting_s = one.waiting_s[last] - one.waiting_s[first]
+    queued = float(np.mean(np.array(one.queued)[inside]))
+    spent_s = float(wall[last] - wall[first])
+    return Effort(cpu_s, waiting_s, spent_s, float(np.mean(lags)), float(np.max(lags)), cpu_s, queued)
+
+
+def concurrency_held(requests: Requests, window: Window) -> float:
+    """Mean number of requests in flight over the window, by the client's own records."""
+    ended = np.where(requests.outcome == Outcome.IN_FLIGHT, np.inf, requests.ended_s)
+    overlap = np.minimum(ended, window.end_s) - np.maximum(requests.sent_s, window.begin_s)
+    return float(np.sum(np.maximum(overlap, 0.0)) / window.duration_s)
+
+
+def of_requests(requests: Requests, reasons: Counter[str], window: Window | None) -> Iterable[Finding]:
+    """Failed, refused and short answers; nothing completed."""
+    within = np.ones(len(requests.ended_s), dtype=bool)
+    if window is not None:
+        within = (requests.ended_s > window.begin_s) & (requests.ended_s <= window.end_s)
+    completed = int(np.sum(within & (requests.outcome == Outcome.COMPLETED)))
+    failed = int(np.sum(within & (requests.outcome == Outcome.FAILED)))
+    if not completed:
+        yield Finding("no request was completed in the measured part", fatal=True)
+    if reasons:
+        listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(4))
+        yield Finding(
+            f"{reasons.total()} requests failed, {failed} of {failed + completed} in the measured part: {listed}",
+            fatal=failed > FAILED_AT_MOST * (failed + completed),
+        )
+
+
+def of_client(effort: Effort, mean_answer_s: float | None) -> Iterable[Finding]:
+    """A client that cannot keep up measures itself. `mean_answer_s`: wall time of an answer."""
+    busy = effort.busy_share
+    if busy > BUSY_NOTED:
+        what = "saturated" if busy > BUSY_AT_MOST else "near its limit"
+        yield Finding(
+            f"the client was {what}: its event loop was busy {busy:.0%} of the time ({effort.cpu_s:.2f} s of CPU and "
+            f"{effort.waiting_s:.2f} s waiting for a core in {effort.wall_s:.2f} s)",
+            fatal=busy > BUSY_AT_MOST,
+        )
+    if mean_answer_s is not None and effort.mean_lag_s > LATE_AT_MOST * mean_answer_s:
+        yield Finding(
+            f"the client's event loop was {effort.mean_lag_s * 1e3:.0f} ms late on average (at worst "
+            f"{effort.worst_lag_s * 1e3:.0f} ms) while an answer took {mean_answer_s * 1e3:.0f} ms",
+            fatal=True,
+        )
+
+
+def of_concurrency(held: float, wanted: int) -> Iterable[Finding]:
+    """Closed loop: were as many requests in flight as asked for?"""
+    if held < CONCURRENCY_AT_LEAST * wanted:
+        yield Finding(f"only {held:.1f} of {wanted} requests were in flight on average", fatal=True)
+
+
+def of_steadiness(events: Events, window: Window, settled: bool) -> Iterable[Finding]:
+    """Drift, and a start before two windows agreed."""
+    middle_s = (window.begin_s + window.end_s) / 2
+    earlier = throughput(events, window.begin_s, middle_s, 1).value
+    later = throughput(events, middle_s, window.end_s, 1).value
+    if abs(later - earlier) > HALVES_DIFFER_BY * max(earlier, later):
+        yield Finding(f"the halves of the measured part differ: {earlier:.1f} and {later:.1f} output tokens/s")
+    if not settled:
+        yield Finding("the load had not settled when measuring began: two windows before it differed by over 5 %")
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """What the server's own counters say of the window; None: it does not tell."""
+
+    running: float | None = None
+    queued: float | None = None
+    output_tokens_per_s: float | None = None
+    retracted: float | None = None
+    outside_graphs: float | None = None  # share of readings
+    readings: int = 0
+
+
+def server_view(readings: Sequence[Reading], window: Window, times: TimeMap) -> ServerView:
+    """Means of gauges and increases of counters over the readings inside the window."""
+    at_s = times.node(np.array([reading.wall_s for reading in readings]))
+    inside = [reading for reading, s in zip(readings, at_s, strict=True) if window.begin_s <= s <= window.end_s]
+
+    def mean(name: str) -> float | None:
+        values = [reading.values[name] for reading in inside if name in reading.values]
+        return sum(values) / len(values) if values else None
+
+    def increase(name: str) -> float | None:
+        values = [reading.values[name] for reading in inside if name in reading.values]
+        return values[-1] - values[0] if len(values) > 1 else None
+
+    graph = mean("graph")
+    return ServerView(
+        mean("running"),
+        mean("queued"),
+        None,
+        increase("retracted"),
+        None if graph is None else 1 - min(1.0, graph),
+        len(inside),
+    )
+
+
+def of_server(view: ServerView, held: float) -> Iterable[Finding]:
+    """Requests in flight, queueing, retractions and graphs as the server counts them."""
+    if view.running is not None:
+        seen = view.running + (view.queued or 0.0)
+        if seen < CONCURRENCY_AT_LEAST * held and view.readings >= 3:
+            yield Finding(
+                f"the server counted {seen:.1f} requests on average where the client held {held:.1f}",
+                fatal=seen < 0.5 * held,
+            )
+    if view.queued is not None and view.queued > 0.02 * held and view.queued >= 1:
+        running = "" if view.running is None else f", {view.running:.1f} ran"
+        yield Finding(f"{view.queued:.1f} of {held:.1f} requests waited in the server's queue on average{running}")
+    if view.retracted:
+        yield Finding(f"the server retracted {view.retracted:.0f} requests: its KV pool was full")
+    if view.outside_graphs:
+        yield Finding(f"decode ran outside captured graphs in {view.outside_graphs:.0%} of {view.readings} readings")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tokens between the first and the last reading of the server's counter, by the server and by the client."""
+
+    server: float
+    client: float
+    slack: float  # what may fall on either side of a reading
+    span_s: float
+
+    @property
+    def differs(self) -> bool:
+        """By more than 2 % beyond what the readings' moments explain."""
+        return abs(self.server - self.client) > SERVER_DIFFERS_BY * max(self.server, self.client) + self.slack
+
+
+def compare_counters(
+    readings: Sequence[Reading], requests: Requests, events: Events, window: Window, times: TimeMap
+) -> Comparison | None:
+    """Server against client over the readings in the window; None with fewer than two.
+
+    SGLang adds an answer's tokens to `generation_tokens_total` when it is complete, vLLM at each step: whichever fits.
+    """
+    at_s = times.node(np.array([reading.wall_s for reading in readings]))
+    usable = [
+        (float(s), reading.values["generated"])
+        for s, reading in zip(at_s, readings, strict=True)
+        if "generated" in reading.values and window.begin_s - 1e-9 <= s <= window.end_s + 1e-9
+    ]
+    if len(usable) < 2:
+        return None
+    (first_s, first), (last_s, last) = usable[0], usable[-1]
+    done = (requests.outcome == Outcome.COMPLETED) & (requests.ended_s > first_s) & (requests.ended_s <= last_s)
+    largest = float(np.max(requests.tokens)) if len(requests.tokens) else 0.0
+    until = tokens_until(events, np.array([first_s, last_s]))
+    finished = Comparison(last - first, float(np.sum(requests.tokens[done])), 2 * largest, last_s - first_s)
+    stepwise = Comparison(last - first, float(until[1] - until[0]), 0.0, last_s - first_s)
+    return min(finished, stepwise, key=lambda comparison: abs(comparison.server - comparison.client))
+
+
+def of_counters(comparison: Comparison | None) -> Iterable[Finding]:
+    """Do both sides count the same tokens?"""
+    if comparison is not None and comparison.differs:
+        yield Finding(
+            f"the server counted {comparison.server:.0f} output tokens where the client received "
+            f"{comparison.client:.0f} in the same {comparison.span_s:.1f} s: more than 2 % apart",
+            fatal=True,
+        )
