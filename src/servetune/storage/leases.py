@@ -118,9 +118,12 @@ def acquire(database: Database, key: str, ttl_s: float) -> Lease:
                 "renewed_at": now,
                 "expires_at": later(now, ttl_s),
             }
+            _insert(connection, values)
             held = _held(connection, key)
-            if held is None:
-                won = _insert(connection, values)
+            if held is None:  # released since the insertion found it taken
+                won = False
+            elif held.token == token:
+                won = True
             elif held.expires_at <= now or provably_dead(load(Owner, held.owner)):
                 won = _take_over(connection, held, values)
             else:
@@ -133,9 +136,10 @@ def _held(connection: Connection, key: str) -> Row[Any] | None:
     return connection.execute(sa.select(table).where(table.c.key == key)).one_or_none()
 
 
-def _insert(connection: Connection, values: dict[str, str]) -> bool:
+def _insert(connection: Connection, values: dict[str, str]) -> None:
+    """No change when the key is taken."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    return connection.execute(insert(table).values(values).on_conflict_do_nothing()).rowcount == 1
+    connection.execute(insert(table).values(values).on_conflict_do_nothing())
 
 
 def _take_over(connection: Connection, held: Row[Any], values: dict[str, str]) -> bool:

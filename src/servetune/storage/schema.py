@@ -45,7 +45,11 @@ def prepare(database: Database, *, create: bool) -> RDBStorage:
         with _one_at_a_time(database):
             _check_known(database, script)
             storage = _optuna(database, create=True)
-            _migrate(database)
+            try:
+                _migrate(database)
+            except BaseException:
+                storage.engine.dispose()
+                raise
             return storage
 
 
@@ -112,10 +116,17 @@ def _config() -> Config:
 def _optuna(database: Database, *, create: bool) -> RDBStorage:
     # Optuna takes the URL for a format string with one field, its schema version
     url = database.url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
-    try:
-        return RDBStorage(url, engine_kwargs=engine_settings(database.url), skip_table_creation=not create)
-    except RuntimeError as error:  # its own schema check; the text names a cure
-        raise StorageError(f"study database {database.shown}: {error}") from error
+    storage = RDBStorage(
+        url, engine_kwargs=engine_settings(database.url), skip_compatibility_check=True, skip_table_creation=not create
+    )
+    found, known = storage.get_current_version(), storage.get_all_versions()
+    if found == known[0]:
+        return storage
+    storage.engine.dispose()
+    cure = "`optuna storage upgrade --storage URL`" if found in known else "`pip install --upgrade optuna`"
+    raise StorageError(
+        f"study database {database.shown} has Optuna's schema {found}, and this Optuna needs {known[0]}: run {cure}"
+    )
 
 
 @contextmanager

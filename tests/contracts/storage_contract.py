@@ -1,0 +1,519 @@
+"""What must hold of the study database, whichever database it is. A test module subclasses it and gives the URLs."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from contracts import storage_examples as examples
+from contracts.storage_examples import FACTS, FAILURE, FORKSERVER, LAUNCH, a_measurement, a_spec, complete
+
+from servetune.core.engine import Violation
+from servetune.core.errors import NodeBusyError, StorageError, StudyBusyError, UsageError
+from servetune.core.study import StudyRunState
+from servetune.core.trial import Outcome, RunPurpose, TrialState
+from servetune.storage import StudyStore
+from servetune.storage.database import Database, parse_url
+from servetune.storage.documents import dump
+from servetune.storage.owner import this_process
+from servetune.storage.tables import metadata
+
+
+class StorageContract:
+    kills = 20
+
+    @pytest.fixture
+    def url(self):
+        """Of a database that holds the schema and no study."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def empty_url(self):
+        """Of a database that holds nothing."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, url):
+        with StudyStore.open(url) as store:
+            yield store
+
+    @pytest.fixture
+    def study(self, store):
+        """Optuna's side of a study `quick`."""
+        store.create_study(a_spec(), "study: quick\n")
+        return optuna.load_study(study_name="quick", storage=store.optuna_storage)
+
+    @pytest.fixture
+    def execute(self, url):
+        """Runs one statement beside the store; rows of a SELECT come back."""
+        database = Database(parse_url(url))
+
+        def run(statement, **parameters):
+            with database.write() as connection:
+                result = connection.execute(sa.text(statement), parameters)
+                return result.all() if result.returns_rows else []
+
+        yield run
+        database.close()
+
+    # schema
+
+    def test_migrations_make_the_schema_of_the_tables(self, store, url):
+        database = Database(parse_url(url))
+        ours = {"include_object": lambda _, name, kind, *__: kind != "table" or name in metadata.tables}
+        with database.read() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True, **ours})
+            differences = compare_metadata(context, metadata)
+        database.close()
+        assert differences == []
+
+    def test_optunas_version_table_stays_optunas(self, store, execute):
+        ours = execute("SELECT version_num FROM servetune_alembic_version")
+        optunas = execute("SELECT version_num FROM alembic_version")
+        assert [row[0] for row in optunas] == [store.optuna_storage.get_head_version()]
+        assert ours != optunas
+
+    def test_processes_that_open_an_empty_database_at_once_all_succeed(self, empty_url):
+        processes = [examples.start(examples.open_and_close, empty_url) for _ in range(6)]
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 6
+        with StudyStore.open(empty_url, create=False) as store:
+            assert store.studies() == ()
+
+    def test_a_kill_while_the_schema_is_made_is_repaired_by_the_next_open(self, empty_url):
+        chance = random.Random(0)
+        for _ in range(8):
+            process = examples.start(examples.open_and_close, empty_url)
+            process.join(chance.uniform(0.02, 0.4))
+            process.kill()
+            process.join()
+        with StudyStore.open(empty_url) as store:
+            store.create_study(a_spec(), "")
+            assert [study.name for study in store.studies()] == ["quick"]
+
+    def test_nothing_there_is_a_usage_error_unless_it_may_be_created(self, empty_url):
+        with pytest.raises(UsageError, match=r"no study database at .*; start a study first"):
+            StudyStore.open(empty_url, create=False)
+
+    def test_a_newer_schema_is_refused(self, store, url, execute):
+        execute("UPDATE servetune_alembic_version SET version_num = '9999'")
+        with pytest.raises(StorageError, match=r"schema 9999, written by a newer servetune.*upgrade servetune"):
+            StudyStore.open(url)
+
+    def test_an_older_optuna_schema_is_refused_with_optunas_remedy(self, store, url, execute):
+        execute("UPDATE alembic_version SET version_num = 'v3.0.0.a'")
+        with pytest.raises(StorageError, match="optuna storage upgrade"):
+            StudyStore.open(url)
+
+    def test_a_database_of_optuna_alone_gets_our_tables_beside_its_own(self, empty_url):
+        full = parse_url(empty_url).render_as_string(hide_password=False)
+        storage = optuna.storages.RDBStorage(full)
+        theirs = optuna.create_study(study_name="theirs", storage=storage)
+        theirs.add_trial(optuna.trial.create_trial(value=1.0))
+        with StudyStore.open(empty_url) as store:
+            assert store.studies() == ()
+            with pytest.raises(UsageError, match=r"'theirs' of Optuna's that servetune did not create.*--new-name"):
+                store.create_study(a_spec("theirs"), "")
+        assert len(theirs.trials) == 1
+        storage.remove_session()
+        storage.engine.dispose()
+
+    def test_optunas_command_line_opens_the_database(self, store, study, url):
+        full = parse_url(url).render_as_string(hide_password=False)
+        program = Path(sys.executable).with_name("optuna")
+        run = [program, "studies", "--storage", full, "-f", "json"]
+        assert '"quick"' in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+
+    # studies
+
+    def test_a_study_comes_back_as_it_was_created(self, store):
+        spec = a_spec(
+            "deep", budget={"trials": 3, "node_hours": 0.1}, secret_flags={"api-key": {"from_env": "API_KEY"}}
+        )
+        store.create_study(spec, "study: deep  # ü\0\n")
+        stored = store.study("deep")
+        assert stored.spec == spec
+        assert stored.source == "study: deep  # ü\N{REPLACEMENT CHARACTER}\n"
+        assert (stored.fingerprint, stored.state) == (spec.space.fingerprint(), StudyRunState.CREATED)
+        assert stored.created_at.endswith("Z")
+
+    def test_a_password_in_a_storage_url_is_not_stored(self, store, execute):
+        secret = "postgresql://tuner:hunter2@db/studies"
+        store.create_study(a_spec(storage=secret), f"study: quick\nstorage: {secret}\n")
+        assert "hunter2" not in str(execute("SELECT * FROM servetune_study"))
+        assert store.study("quick").spec.storage == "postgresql://tuner:***@db/studies"
+
+    def test_a_taken_name_names_resume_and_new_name(self, store):
+        store.create_study(a_spec(), "")
+        with pytest.raises(UsageError, match=r"servetune resume quick.*--new-name"):
+            store.create_study(a_spec(), "")
+
+    def test_a_kill_between_optunas_study_and_ours_is_repaired(self, store):
+        optuna.create_study(study_name="quick", storage=store.optuna_storage, direction="maximize")
+        store.create_study(a_spec(), "text")
+        assert store.study("quick").source == "text"
+
+    def test_of_processes_that_create_one_study_exactly_one_does(self, store, url):
+        results = FORKSERVER.Queue()
+        processes = [examples.start(examples.create_study, url, "quick", results) for _ in range(6)]
+        for process in processes:
+            process.join()
+        assert sorted(results.get(timeout=10) for _ in processes) == ["created"] + ["exists"] * 5
+
+    def test_an_unknown_study_names_the_nearest(self, store):
+        with pytest.raises(UsageError, match="it holds no study yet"):
+            store.study("quik")
+        store.create_study(a_spec(), "")
+        for call in (store.study, store.trials, lambda name: store.set_state(name, StudyRunState.RUNNING)):
+            with pytest.raises(UsageError, match="did you mean 'quick'"):
+                call("quik")
+
+    def test_the_state_of_a_study(self, store, study):
+        store.set_state("quick", StudyRunState.STOPPED, "three node faults in a row")
+        stored = store.study("quick")
+        assert (stored.state, stored.reason) == (StudyRunState.STOPPED, "three node faults in a row")
+        store.set_state("quick", StudyRunState.RUNNING)
+        assert store.study("quick").reason == ""
+
+    def test_studies_count_their_trials_and_know_the_best_value(self, store, study):
+        for value in (90.0, 110.0):
+            number = study.ask().number
+            store.save_outcome("quick", number, complete(value))
+            study.tell(number, value)
+        rejected = study.ask().number
+        store.save_outcome("quick", rejected, Outcome(state=TrialState.REJECTED))
+        study.tell(rejected, state=optuna.trial.TrialState.FAIL)
+        study.ask()
+        study.enqueue_trial({"tp-size": 2})
+        store.create_study(a_spec("second"), "")
+        first, second = store.studies()
+        assert first.trials == {
+            TrialState.COMPLETE: 2, TrialState.REJECTED: 1, TrialState.RUNNING: 1, TrialState.WAITING: 1
+        }  # fmt: skip
+        assert (first.best, second.best, second.trials) == (110.0, None, {})
+
+    # runs
+
+    def test_a_run_comes_back_as_it_was_saved(self, store, study):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_phase("quick", 0, 1, "start", 0.1 + 0.2)
+        store.save_phase("quick", 0, 1, "ready", 300.0)
+        store.save_measurement("quick", 0, 1, a_measurement(256))
+        store.save_measurement("quick", 0, 1, a_measurement(1))
+        facts = {"kv_tokens": 12, "memory": {"free_gb": 0.1}, "args": ["a", None, True]}
+        store.finish_run("quick", 0, 1, node_s=400.25, failure=FAILURE, log_facts=facts, log_warnings=["slow"])
+        (run,) = store.runs("quick")
+        assert (run.trial, run.attempt, run.purpose, run.launch, run.facts) == (0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        assert list(run.phase_s.items()) == [("start", 0.1 + 0.2), ("ready", 300.0)]
+        assert run.measurements == (a_measurement(256), a_measurement(1))
+        assert (run.failure, run.log_facts, run.log_warnings, run.node_s) == (FAILURE, facts, ("slow",), 400.25)
+        assert run.started_at <= run.finished_at
+
+    def test_runs_are_ordered_by_trial_and_attempt(self, store, study):
+        for trial, attempt in ((3, 1), (1, 2), (1, 1)):
+            store.begin_run("quick", trial, attempt, RunPurpose.CONFIRM, LAUNCH, FACTS)
+        assert [(run.trial, run.attempt) for run in store.runs("quick")] == [(1, 1), (1, 2), (3, 1)]
+        assert [(run.trial, run.attempt) for run in store.runs("quick", 1)] == [(1, 1), (1, 2)]
+
+    def test_saved_again_the_last_phase_and_measurement_stand(self, store, study):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        for rate in (1.0, 2.0):
+            store.save_phase("quick", 0, 1, "level:1", rate)
+            store.save_phase("quick", 0, 1, "stop", 5.0)
+            store.save_measurement("quick", 0, 1, a_measurement(1, rate))
+        (run,) = store.runs("quick")
+        assert run.phase_s == {"level:1": 2.0, "stop": 5.0}
+        assert run.measurements == (a_measurement(1, 2.0),)
+
+    def test_an_interrupted_run_is_replaced_and_its_time_is_charged(self, store, study):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_phase("quick", 0, 1, "start", 40.0)
+        store.save_measurement("quick", 0, 1, a_measurement(1))
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        (run,) = store.runs("quick")
+        assert (run.phase_s, run.measurements, run.finished_at) == ({}, (), None)
+        assert store.ledger("quick") == {"interrupted": 40.0}
+
+    def test_progress_counts_where_the_interrupted_phase_was_never_saved(self, store, study):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_phase("quick", 0, 1, "start", 40.0)
+        store.save_progress("quick", 0, 1, 55.0)
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        assert store.ledger("quick") == {"interrupted": 55.0}
+
+    def test_a_finished_run_is_final(self, store, study):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.finish_run("quick", 0, 1, node_s=1.0, charges={"launch": 1.0})
+        for call in (
+            lambda: store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS),
+            lambda: store.finish_run("quick", 0, 1, node_s=2.0, charges={"launch": 2.0}),
+            lambda: store.save_phase("quick", 0, 1, "stop", 1.0),
+            lambda: store.save_progress("quick", 0, 1, 1.0),
+            lambda: store.save_measurement("quick", 0, 1, a_measurement(1)),
+        ):
+            with pytest.raises(StorageError, match="attempt 1 of trial 0 of study 'quick' is finished"):
+                call()
+        assert store.ledger("quick") == {"launch": 1.0}
+
+    def test_a_run_that_was_never_begun_takes_nothing(self, store, study):
+        with pytest.raises(StorageError, match="was never begun"):
+            store.save_phase("quick", 7, 1, "start", 1.0)
+        with pytest.raises(StorageError, match="study database"):
+            store.begin_run("nowhere", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+
+    @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+    def test_node_seconds_are_finite(self, store, study, seconds):
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        for call in (
+            lambda: store.save_phase("quick", 0, 1, "start", seconds),
+            lambda: store.save_progress("quick", 0, 1, seconds),
+            lambda: store.finish_run("quick", 0, 1, node_s=seconds),
+            lambda: store.charge("quick", "launch", seconds),
+        ):
+            with pytest.raises(ValueError, match="must be finite and at least 0"):
+                call()
+
+    def test_odd_numbers_of_a_measurement_are_kept(self, store, study):
+        odd = a_measurement(1).model_copy(
+            update={"output_tokens_per_s": math.nan, "low": -math.inf, "high": math.inf, "details": {"x": math.inf}}
+        )
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_measurement("quick", 0, 1, odd)
+        ((back,),) = (run.measurements for run in store.runs("quick"))
+        assert math.isnan(back.output_tokens_per_s)
+        assert (back.low, back.high, back.details) == (-math.inf, math.inf, {"x": math.inf})
+
+    def test_secrets_are_stored_as_references(self, store, study, execute, monkeypatch):
+        monkeypatch.setenv("API_KEY", "hunter2")
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        (row,) = execute("SELECT launch FROM servetune_run")
+        assert '{"from_env":"API_KEY"}' in row[0]
+        assert "hunter2" not in row[0]
+
+    # outcomes and trials
+
+    def test_an_outcome_is_final(self, store, study):
+        assert store.outcome("quick", 0) is None
+        store.save_outcome("quick", 0, complete(message="fine"))
+        store.save_outcome("quick", 0, complete(message="fine"))
+        with pytest.raises(StorageError, match="has the outcome complete, cannot become fail"):
+            store.save_outcome("quick", 0, Outcome(state=TrialState.FAIL))
+        assert store.outcome("quick", 0) == complete(message="fine")
+
+    def test_trials_join_optunas_rows_with_ours(self, store, study):
+        study.enqueue_trial({"tp-size": None}, user_attrs={"baseline": True, "assignment": {"mem": 0.9}})
+        baseline = study.ask()
+        baseline.suggest_categorical("tp-size", [1, 2, None])
+        store.begin_run("quick", 0, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_measurement("quick", 0, 1, a_measurement(1))
+        store.finish_run("quick", 0, 1, node_s=3.0)
+        store.save_outcome("quick", 0, complete(12.5, constraint=-1.0, message="m"))
+        study.tell(0, 12.5)
+        study.enqueue_trial({"tp-size": 2}, user_attrs={"repaired_from": 0, "assignment": {"tp-size": 2}})
+        first, second = store.trials("quick")
+        assert (first.number, first.state, first.value, first.constraint) == (0, TrialState.COMPLETE, 12.5, -1.0)
+        assert (first.point, first.assignment, first.baseline) == ({"tp-size": None}, {"mem": 0.9}, True)
+        assert first.measurements == (a_measurement(1),)
+        assert first.runs == store.runs("quick", 0)
+        assert (second.state, second.repaired_from, second.assignment) == (TrialState.WAITING, 0, {"tp-size": 2})
+
+    def test_a_rejected_trial_is_rejected_though_optuna_says_fail(self, store, study):
+        violation = Violation(rule="ep", layer="rule", flags=("ep-size",), message="ep must divide tp")
+        study.ask()
+        store.save_outcome("quick", 0, Outcome(state=TrialState.REJECTED, violations=(violation,), duplicate_of=4))
+        study.tell(0, state=optuna.trial.TrialState.FAIL)
+        (trial,) = store.trials("quick")
+        assert (trial.state, trial.rejected, trial.duplicate_of) == (TrialState.REJECTED, (violation,), 4)
+
+    def test_an_outcome_decides_before_the_sampler_is_told(self, store, study):
+        study.ask()
+        assert store.trials("quick")[0].state is TrialState.RUNNING
+        store.save_outcome("quick", 0, complete())
+        assert store.trials("quick")[0].state is TrialState.COMPLETE
+        assert study.trials[0].state is optuna.trial.TrialState.RUNNING
+
+    # ledger
+
+    def test_the_ledger_adds_up_by_purpose(self, store, study):
+        store.create_study(a_spec("second"), "")
+        for purpose, node_s in (("launch", 30.5), ("measure", 10.0), ("launch", 0.25)):
+            store.charge("quick", purpose, node_s, 0)
+        store.charge("quick", "stop", 2.0)
+        assert store.ledger("quick") == {"launch": 30.75, "measure": 10.0, "stop": 2.0}
+        assert store.ledger("second") == {}
+
+    # leases
+
+    def test_a_held_lease_names_its_owner(self, store, url):
+        lease = store.acquire("study:quick", 30)
+        with StudyStore.open(url) as second:
+            message = rf"study quick is in use by process {this_process().pid} on host .* since .*kill -INT"
+            with pytest.raises(StudyBusyError, match=message):
+                second.acquire("study:quick", 30)
+            with pytest.raises(StudyBusyError):  # nor twice by one process
+                store.acquire("study:quick", 30)
+            second.acquire("study:other", 30)
+            lease.check()
+            lease.release()
+            lease.release()
+            second.acquire("study:quick", 30)
+
+    def test_a_busy_node_is_another_error(self, store):
+        store.acquire("node:gpu-1/0-7", 30)
+        with pytest.raises(NodeBusyError, match="node gpu-1/0-7 is in use by process"):
+            store.acquire("node:gpu-1/0-7", 30)
+
+    def test_closing_the_store_releases_its_leases(self, store, url):
+        with StudyStore.open(url) as second:
+            second.acquire("study:quick", 30)
+        store.acquire("study:quick", 30)
+
+    def test_a_lease_is_renewed_while_it_is_held(self, store, execute):
+        lease = store.acquire("study:quick", 0.6)
+        expiry = "SELECT expires_at FROM servetune_lease"
+        first = execute(expiry)
+        time.sleep(1.2)
+        assert execute(expiry) > first
+        lease.check()
+        with pytest.raises(StudyBusyError):
+            store.acquire("study:quick", 0.6)
+
+    @pytest.mark.parametrize(
+        ("owner", "free"),
+        [
+            ({"pid": 2**22 + 1}, True),  # above the kernel's highest pid
+            ({"started": "1"}, True),
+            ({"boot": "another"}, True),
+            ({"boot": ""}, False),
+            ({"host": "elsewhere", "pid": 2**22 + 1}, False),
+            ({"machine": "a clone of the same name", "boot": "another"}, False),
+            ({"pid_namespace": "pid:[1]", "pid": 2**22 + 1}, False),
+            ({}, False),
+        ],
+    )
+    def test_only_a_provably_dead_owner_is_followed_at_once(self, store, execute, owner, free):
+        _plant(execute, this_process().model_copy(update=owner), expires_in="future")
+        if free:
+            store.acquire("study:quick", 30).check()
+        else:
+            with pytest.raises(StudyBusyError):
+                store.acquire("study:quick", 30)
+
+    def test_an_expired_lease_is_free_whoever_holds_it(self, store, execute):
+        _plant(execute, this_process().model_copy(update={"host": "elsewhere"}), expires_in="past")
+        store.acquire("study:quick", 30).check()
+
+    def test_a_lease_that_was_taken_is_lost_and_names_the_taker(self, store, execute):
+        lease = store.acquire("study:quick", 0.6)
+        taker = this_process().model_copy(update={"host": "elsewhere", "pid": 77})
+        execute("UPDATE servetune_lease SET token = 'x', owner = :owner", owner=dump(taker))
+        _wait_for(lambda: lease.lost)
+        with pytest.raises(StudyBusyError, match="taken over by process 77 on host elsewhere"):
+            lease.check()
+        lease.release()
+        assert execute("SELECT token FROM servetune_lease") == [("x",)]
+
+    def test_of_eight_contenders_one_wins_and_after_its_kill_one_other(self, store, url):
+        for killed in (None, "winner"):
+            results, context = FORKSERVER.Queue(), FORKSERVER
+            go, stay = context.Event(), context.Event()
+            if killed is None:
+                holder = None
+            contenders = [
+                examples.start(examples.contend, url, "study:quick", 600, results, go, stay) for _ in range(8)
+            ]
+            for _ in contenders:
+                assert results.get(timeout=60) == "ready"
+            if holder is not None:
+                holder.kill()
+                holder.join()
+            go.set()
+            answers = dict(results.get(timeout=60) for _ in contenders)
+            winners = [pid for pid, answer in answers.items() if answer == "won"]
+            assert len(winners) == 1, answers
+            losers = [answer for answer in answers.values() if answer != "won"]
+            assert all(f"process {winners[0]} on host" in answer for answer in losers)
+            holder = next(process for process in contenders if process.pid == winners[0])
+        stay.set()
+        holder.join(30)
+        assert holder.exitcode == 0
+        store.acquire("study:quick", 30)
+
+    # kills and concurrency
+
+    def test_killed_again_and_again_the_database_holds_no_half_rows(self, store, url):
+        chance = random.Random(7)
+        context = FORKSERVER
+        for _ in range(self.kills):
+            opened = context.Event()
+            tuner = examples.start(examples.tune, url, "quick", opened)
+            assert opened.wait(60)
+            time.sleep(chance.uniform(0, 0.4))
+            tuner.kill()
+            tuner.join()
+            with StudyStore.open(url, create=False) as fresh:
+                _check_invariants(fresh)
+        assert len(store.trials("quick")) > 3
+
+    def test_reading_while_a_tuner_writes_never_fails(self, store, url):
+        context = FORKSERVER
+        opened, stop, rounds = context.Event(), context.Event(), FORKSERVER.Queue()
+        tuner = examples.start(examples.tune, url, "quick", opened)
+        assert opened.wait(60)
+        readers = [examples.start(examples.read_for_ever, url, "quick", rounds, stop) for _ in range(2)]
+        time.sleep(3)
+        alive = tuner.is_alive()
+        stop.set()
+        done = [rounds.get(timeout=30) for _ in readers]
+        tuner.kill()
+        tuner.join()
+        assert alive
+        assert min(done) > 3, done
+        assert len(store.trials("quick")) > 3
+
+
+def _check_invariants(store: StudyStore) -> None:
+    trials = store.trials("quick")
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert sum(not trial.state.finished for trial in trials) <= 1
+    study = optuna.load_study(study_name="quick", storage=store.optuna_storage)
+    for told in study.get_trials(deepcopy=False):
+        assert (store.outcome("quick", told.number) is not None) or not told.state.is_finished()
+    finished = [run for run in store.runs("quick") if run.finished_at]
+    for run in finished:
+        assert [level.concurrency for level in run.measurements] == [1, 256]
+        assert list(run.phase_s) == ["start", "level:1", "level:256"]
+    for trial in trials:
+        if trial.state is TrialState.COMPLETE:
+            assert [bool(run.finished_at) for run in trial.runs] == [True]
+    ledger = dict(store.ledger("quick"))
+    ledger.pop("interrupted", None)
+    expected = {"launch": examples.LAUNCH_S, "measure": 2 * examples.LEVEL_S}
+    assert ledger == ({purpose: node_s * len(finished) for purpose, node_s in expected.items()} if finished else {})
+
+
+def _plant(execute, owner, expires_in: str) -> None:
+    """A lease as another process would have left it."""
+    execute(
+        "INSERT INTO servetune_lease VALUES ('study:quick', 'planted', :owner, :past, :past, :expiry)",
+        owner=dump(owner),
+        past="2026-01-01T00:00:00.000Z",
+        expiry={"past": "2026-01-01T00:01:00.000Z", "future": "2999-01-01T00:00:00.000Z"}[expires_in],
+    )
+
+
+def _wait_for(happened, limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

@@ -1,0 +1,150 @@
+"""Data and small process bodies for the storage tests. Process bodies run in a forkserver child: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from servetune.core.benchmark import Measurement
+from servetune.core.errors import StudyBusyError, UsageError
+from servetune.core.failure import Failure, Phase, Verdict
+from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
+from servetune.core.study import StudySpec
+from servetune.core.trial import Outcome, RunPurpose, TrialState
+from servetune.storage import StudyStore
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+
+LAUNCH = LaunchSpec(argv=("python3", "-m", "server", "--api-key", EnvRef(from_env="API_KEY")), port=30000)
+FACTS = NodeFacts(node="local", host="gpu-1", gpu_names=("H20",) * 8, gpu_memory_bytes=96 * 2**30)
+FAILURE = Failure(
+    slug="kv_budget", phase=Phase.KV_ALLOC, verdict=Verdict.INFEASIBLE, message="no room for the KV cache"
+)
+LAUNCH_S, LEVEL_S = 30.0, 12.5
+
+
+def a_spec(name: str = "quick", **changes: Any) -> StudySpec:
+    space = {
+        "name": "s",
+        "parameters": [{"name": "tp-size", "domain": {"kind": "categorical", "choices": [1, 2, None]}}],
+    }
+    return StudySpec.model_validate({"study": name, "engine": {"model": "/m"}, "space": space, **changes})
+
+
+def a_measurement(concurrency: int, rate: float = 100.5) -> Measurement:
+    return Measurement(
+        concurrency=concurrency,
+        output_tokens_per_s=rate,
+        low=rate - 1,
+        high=rate + 1,
+        duration_s=LEVEL_S,
+        requests_completed=8,
+        requests_failed=0,
+        output_tokens=1000,
+    )
+
+
+def complete(value: float = 100.5, **fields: Any) -> Outcome:
+    return Outcome(state=TrialState.COMPLETE, value=value, levels={1: value, 256: value}, **fields)
+
+
+def start(body: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """A new process that runs `body`; forked from a server that has the imports, so that it starts in milliseconds."""
+    _ensure_fork_server()
+    process = FORKSERVER.Process(target=body, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+@cache
+def _ensure_fork_server() -> None:
+    """It imports by PYTHONPATH alone, not by this process's path (python/cpython#90549)."""
+    FORKSERVER.set_forkserver_preload(["contracts._warm", "pytest"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+        multiprocessing.forkserver.ensure_running()
+
+
+# bodies
+
+
+def open_and_close(url: str) -> None:
+    StudyStore.open(url).close()
+
+
+def create_study(url: str, name: str, results: Any) -> None:
+    with StudyStore.open(url) as store:
+        try:
+            store.create_study(a_spec(name), "")
+            results.put("created")
+        except UsageError:
+            results.put("exists")
+
+
+def contend(url: str, key: str, ttl_s: float, results: Any, go: Any, stay: Any) -> None:
+    """Try once to get the lease when told to, say how it went, and hold it until told to end."""
+    with StudyStore.open(url) as store:
+        results.put("ready")
+        go.wait()
+        try:
+            lease = store.acquire(key, ttl_s)
+        except StudyBusyError as error:
+            results.put((multiprocessing.current_process().pid, str(error)))
+            return
+        results.put((multiprocessing.current_process().pid, "won"))
+        stay.wait()
+        lease.release()
+
+
+def tune(url: str, name: str, opened: Any) -> None:
+    """A tuner in miniature, for ever: repairs what the kill of the one before it left, then runs trial after trial."""
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    store = StudyStore.open(url)
+    with contextlib.suppress(UsageError):
+        store.create_study(a_spec(name), "")
+    study = optuna.load_study(study_name=name, storage=store.optuna_storage)
+    opened.set()
+    for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
+        _run_and_tell(store, study, name, trial.number)
+    while True:
+        trial = study.ask()
+        trial.suggest_categorical("tp-size", [1, 2, None])
+        trial.set_user_attr("assignment", {"tp-size": 1})
+        _run_and_tell(store, study, name, trial.number)
+
+
+def _run_and_tell(store: StudyStore, study: optuna.Study, name: str, number: int) -> None:
+    outcome = store.outcome(name, number)
+    finished = [run for run in store.runs(name, number) if run.finished_at]
+    if outcome is None and not finished:
+        store.begin_run(name, number, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_phase(name, number, 1, "start", LAUNCH_S)
+        for level in (1, 256):
+            store.save_measurement(name, number, 1, a_measurement(level))
+            store.save_phase(name, number, 1, f"level:{level}", LEVEL_S)
+        charges = {"launch": LAUNCH_S, "measure": 2 * LEVEL_S}
+        store.finish_run(name, number, 1, node_s=LAUNCH_S + 2 * LEVEL_S, charges=charges)
+    if outcome is None:
+        store.save_outcome(name, number, complete())
+    study.tell(number, 100.5)
+
+
+def read_for_ever(url: str, name: str, problems: Any, stop: Any) -> None:
+    """What `status` does, over and over: opens, reads, closes."""
+    rounds = 0
+    while not stop.is_set():
+        with StudyStore.open(url, create=False) as store:
+            store.studies()
+            store.trials(name)
+            store.runs(name)
+        rounds += 1
+    problems.put(rounds)
