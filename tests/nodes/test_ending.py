@@ -57,7 +57,7 @@ def test_what_survives_kill_is_named():
 
 def test_the_filter_is_spared_while_it_may_still_write(monkeypatch):
     machine = PlayedMachine({101: "SIGKILL", 102: "SIGKILL"}, {102: FILTER})
-    monkeypatch.setattr(_ending, "_FILTER_S", 0.1)
+    monkeypatch.setattr(_ending, "_ROLES_S", 0.1)
     end(machine, everything, 0)
     assert machine.sent.index((101, "SIGKILL")) < machine.sent.index((102, "SIGKILL"))
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from servetune.core.errors import NodeUnusableError
-from servetune.nodes._marks import FILTER, Mark, Member, Process, Snapshot, members, running_pids
+from servetune.nodes._marks import Mark, Member, Process, Snapshot, members, running_pids
 
 KILL_S = 15.0  # wall time for the kernel to take a killed process down; freeing much pinned memory takes seconds
 RECLAIM_GRACE_S = 5.0
-_FILTER_S = 2.0  # a log filter ends by itself once the last writer is gone
+_ROLES_S = 2.0  # log filter and keeper end by themselves once the server is gone
 _CONFIRM_S = 0.02  # a process in the midst of an exec has no environment for a moment: look twice
 _LOOK_S = 0.5  # how often a wait looks for processes that appeared meanwhile
 
@@ -84,9 +84,9 @@ class _Ending:
         began_s = time.monotonic()
         while found := self._running():
             waited_s = time.monotonic() - began_s
-            others = [member for member in found if member.mark.role != FILTER]
-            # The filter holds the last lines of the log: it is killed only when it does not end after its writers.
-            for member in others if waited_s < _FILTER_S else found:
+            servers = [member for member in found if not member.mark.role]
+            # The filter holds the last lines of the log, the keeper the exit status: killed only when they do not end.
+            for member in servers if waited_s < _ROLES_S else found:
                 self._machine.send(member.process, signal.SIGKILL)
             if waited_s > kill_s:
                 raise NodeUnusableError(

@@ -49,14 +49,20 @@ def _can_bind(port: int) -> bool:
 
 
 def listening_inodes(port: int) -> set[str]:
-    """Socket inodes that listen on `port`, any address, IPv4 and IPv6. Format: man 5 proc, /proc/net/tcp."""
-    found = set()
+    """Socket inodes that listen on `port` of this machine, any address, IPv4 and IPv6."""
+    found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
+            found |= listeners_in(Path(table).read_text()).get(port, set())
+    return found
+
+
+def listeners_in(tables: str) -> dict[int, set[str]]:
+    """Port → inodes of the sockets that listen there. Format: man 5 proc, /proc/net/tcp; headers are passed over."""
+    found: dict[int, set[str]] = {}
+    for fields in map(str.split, tables.splitlines()):
+        if len(fields) > 9 and fields[3] == "0A":
+            found.setdefault(int(fields[1].rpartition(":")[2], 16), set()).add(fields[9])
     return found
 
 
