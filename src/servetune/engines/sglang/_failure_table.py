@@ -30,7 +30,7 @@ class Signature(Frozen):
     phases: tuple[Phase, ...] = ()
     phase: Phase | None = None
     order: int = 50
-    when: Literal["", "occupied", "autotuning", "big_allocation"] = ""
+    when: Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool"] = ""
     explained_by: str = ""
     all_ranks: bool = False
     blame: tuple[str, ...] | Literal["auto"] = ()
@@ -38,7 +38,7 @@ class Signature(Frozen):
     cause: str
     verdict: Verdict | None = None
     unasked: Verdict | None = None
-    deterministic: bool | None | Literal["class"] = "class"
+    deterministic: bool | Literal["class"] | None = "class"
     confidence: float = Field(default=0.9, ge=0, le=1)
 
     def matches(self, text: str, stack: str) -> re.Match[str] | None:

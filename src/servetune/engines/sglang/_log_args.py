@@ -62,20 +62,20 @@ def parse_server_args(text: str) -> dict[str, Any]:
 def _items(text: str, start: int) -> Iterator[str]:
     """Top-level items of a bracketed list, up to the closing bracket or the end of the text."""
     depth, item = 0, []
-    for piece in _PIECE.finditer(text, start):
-        token = piece.group()
-        if token in "([{<":
+    for match in _PIECE.finditer(text, start):
+        piece = match.group()
+        if piece in ("(", "[", "{", "<"):
             depth += 1
-        elif token in ")]}>":
+        elif piece in (")", "]", "}", ">"):
             depth -= 1
             if depth < 0:
                 yield "".join(item)
                 return
-        if token == "," and depth == 0:
+        if piece == "," and not depth:
             yield "".join(item)
             item = []
         else:
-            item.append(token)
+            item.append(piece)
 
 
 def _literal(text: str) -> Any:

@@ -31,20 +31,77 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"quantization/", "quantization"),
     (r"_dynamo|torch/compile|inductor", "enable-torch-compile"),
 )
+#: Words of a message that belong to one option.
+TEXT_FLAGS: tuple[tuple[str, str], ...] = (
+    (r"fp4_(?:scaled_)?(?:mm|gemm)|nvfp4_scaled|fp4_gemm", "fp4-gemm-backend"),
+    (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|fp8_gemm", "fp8-gemm-backend"),
+    (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
+    (r"(?i)allreduce_fusion|allreduce fusion", "enable-flashinfer-allreduce-fusion"),
+    (r"(?i)allreduce_fusion|allreduce fusion", "flashinfer-allreduce-fusion-backend"),
+    (r"(?i)two.batch.overlap|\bTBO\b", "enable-two-batch-overlap"),
+    (r"(?i)single.batch.overlap|\bSBO\b", "enable-single-batch-overlap"),
+    (r"(?i)symm\w*[ _]mem", "enable-torch-symm-mem"),
+    (r"(?i)symm\w*[ _]mem", "enable-symm-mem"),
+    (r"(?i)mscclpp|msccl\+\+", "enable-mscclpp"),
+    (r"(?i)piecewise", "enable-piecewise-cuda-graph"),
+    (r"(?i)speculative|eagle|draft", "speculative-algorithm"),
+    (r"(?i)dp.attention", "enable-dp-attention"),
+    (r"(?i)hicache|hierarchical", "enable-hierarchical-cache"),
+    (r"(?i)mixed.chunk", "enable-mixed-chunk"),
+)
 _FLAG = re.compile(r"--([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)")
 _FIELD = re.compile(r"\b(?:self\.)?(?:server_args\.)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
 _FIELDS = frozenset(
-    "tp_size dp_size ep_size pp_size attn_dp_size moe_dense_tp_size moe_a2a_backend moe_runner_backend deepep_mode"
-    " chunked_prefill_size page_size enable_dp_attention enable_dp_lm_head attention_backend kv_cache_dtype"
-    " speculative_num_draft_tokens speculative_num_steps speculative_eagle_topk speculative_algorithm max_running_requests"
-    " enable_two_batch_overlap enable_mixed_chunk disable_radix_cache cuda_graph_max_bs context_length quantization"
-    " mem_fraction_static ep_num_redundant_experts enable_eplb".split()
+    (
+        "tp_size",
+        "dp_size",
+        "ep_size",
+        "pp_size",
+        "attn_dp_size",
+        "moe_dense_tp_size",
+        "moe_a2a_backend",
+        "moe_runner_backend",
+        "deepep_mode",
+        "chunked_prefill_size",
+        "page_size",
+        "enable_dp_attention",
+        "enable_dp_lm_head",
+        "attention_backend",
+        "kv_cache_dtype",
+        "speculative_num_draft_tokens",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_algorithm",
+        "max_running_requests",
+        "enable_two_batch_overlap",
+        "enable_mixed_chunk",
+        "disable_radix_cache",
+        "cuda_graph_max_bs",
+        "context_length",
+        "quantization",
+        "mem_fraction_static",
+        "ep_num_redundant_experts",
+        "enable_eplb",
+    )
 )
+#: Sizes of which 1 means that there is no such parallelism.
+PARALLEL = frozenset(("tp-size", "dp-size", "ep-size", "pp-size", "attn-dp-size"))
 #: Flags whose value choose a kernel or a path: their value in a message points at them.
 VALUED = (
-    "moe-runner-backend moe-a2a-backend attention-backend prefill-attention-backend decode-attention-backend quantization"
-    " kv-cache-dtype speculative-algorithm deepep-mode fp4-gemm-backend fp8-gemm-backend sampling-backend load-format"
-).split()
+    "moe-runner-backend",
+    "moe-a2a-backend",
+    "attention-backend",
+    "prefill-attention-backend",
+    "decode-attention-backend",
+    "quantization",
+    "kv-cache-dtype",
+    "speculative-algorithm",
+    "deepep-mode",
+    "fp4-gemm-backend",
+    "fp8-gemm-backend",
+    "sampling-backend",
+    "load-format",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +129,15 @@ class LaunchFlags:
 
     def on(self, flag: str) -> bool:
         """Whether the flag switches something on, or has a value that is not left to the engine."""
-        return is_set(self.asked.get(flag)) or is_set(self.effective.get(flag))
+        for value in (self.asked.get(flag), self.effective.get(flag)):
+            if is_set(value) and not (flag in PARALLEL and value == 1):
+                return True
+        return False
+
+    def switches(self) -> list[str]:
+        """The switches that are on."""
+        names = dict.fromkeys([*self.asked, *self.effective])
+        return [flag for flag in names if flag.startswith(("enable-", "disable-")) and self.on(flag)]
 
     def number(self, flag: str) -> float | None:
         """The value as a number; None when it is not one."""
@@ -88,19 +153,35 @@ def kept(wanted: Iterable[str], flags: LaunchFlags) -> list[str]:
 def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     """Flags that a message and its frames point at, most telling first: named, by value, by field, by frame."""
     named = [flag_name(name) for name in _FLAG.findall(text)]
+    text = re.sub(r"^[\w.]+(?:Error|Exception|OutOfResources)\b", "", text)
+    by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, text)]
+    by_words += [flag for flag in flags.switches() if _named_in_words(flag, text)]
     by_value = [flag for flag in VALUED if _value_in(flags.value(flag), text)]
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
     by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
-    found = [flag for flag in dict.fromkeys([*by_value, *fields, *named]) if flags.on(flag) or not flags.known]
+    found = [
+        flag for flag in dict.fromkeys([*by_value, *fields, *named, *by_words]) if flags.on(flag) or not flags.known
+    ]
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]
     return list(dict.fromkeys(found or named))[:3]
 
 
 def _value_in(value: Any, text: str) -> bool:
+    """Whether a flag's value stands in a message as a word of its own (not as the name of a module or a path)."""
     if not isinstance(value, str) or len(value) < 3 or not is_set(value):
         return False
-    return bool(re.search(rf"(?i)(?<![\w/]){re.escape(value)}(?![\w/])", text.replace("-", "_").replace(" ", "_")))
+    words = text.replace("-", "_").replace(" ", "_")
+    package = r"(?:_python|_kernel)?"
+    return bool(re.search(rf"(?i)(?<![\w/.]){re.escape(value)}{package}(?![a-z0-9/]|\.[a-z])", words)) or bool(
+        re.search(rf"(?i)(?<![a-z0-9/.])_?{re.escape(value)}{package}(?:_|\b)(?!\.[a-z])", words)
+    )
+
+
+def _named_in_words(flag: str, text: str) -> bool:
+    """`enable-multi-layer-eagle` is named by "multi-layer EAGLE"."""
+    words = re.escape(flag.partition("-")[2]).replace(r"\-", "[-_ ]?")
+    return len(flag) > len("disable-") + 3 and bool(re.search(rf"(?i)\b{words}\b", text))
 
 
 def _last_code(stack: str) -> str:
@@ -109,7 +190,11 @@ def _last_code(stack: str) -> str:
 
 def _by_frames(stack: str, flags: LaunchFlags) -> list[str]:
     for frame in reversed(stack.split("\n")):
-        for pattern, flag in FRAME_FLAGS:
-            if re.search(pattern, frame) and (flags.on(flag) or flag == "disable-custom-all-reduce"):
-                return [flag]
+        found = [flag for pattern, flag in FRAME_FLAGS if re.search(pattern, frame) and _plausible(flag, flags)]
+        if found:
+            return list(dict.fromkeys(found))[:2]
     return []
+
+
+def _plausible(flag: str, flags: LaunchFlags) -> bool:
+    return flags.on(flag) or flag == "disable-custom-all-reduce"

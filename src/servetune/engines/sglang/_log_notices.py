@@ -30,7 +30,7 @@ _V2 = ("env.SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", "0")
 NOTICES: tuple[Notice, ...] = (
     _notice(r"TorchSymmMemCommunicator: .*(?:not supported|not available)", "enable-torch-symm-mem", "hardware"),
     _notice(
-        r"Setup Custom allreduce failed with .*(?:peer access|not supported|not permitted)",
+        r"Setup Custom allreduce failed with (?:\. |.*(?:peer access|not supported|not permitted))",
         "disable-custom-all-reduce",
         "hardware",
     ),
@@ -77,7 +77,7 @@ NOTICES: tuple[Notice, ...] = (
     ),
     _notice(r"ignoring (?:the )?(?:argument |flag |option )?--", "", "override"),
 )
-_NAMED_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
+NAMED_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 _NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this device; falling back")
 
 #: A process of the server ends for good; nothing after such a line brings it back.
@@ -96,8 +96,9 @@ STOP = re.compile(
 ALARM = re.compile(
     r"(?i)error|fail|exception|assert|abort|fatal|kill|time ?d? ?-?out|out of memory|nan\b|no space|too old|driver"
     r"|not support|not avail|unavail|cannot|unable|denied|refus|watchdog|\b503\b|\b429\b|crash|exit ?code"
-    r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate|disconnect"
-    r"|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc|core dumped|unbalanced|warn"
+    r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate"
+    r"|disconnect|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc"
+    r"|core dumped|unbalanced|warn"
 )
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
@@ -117,7 +118,7 @@ def notice_of(text: str) -> Notice | None:
     for notice in NOTICES:
         if notice.text.search(text):
             if not notice.flags:
-                named = tuple(flag.lstrip("-") for flag in _NAMED_FLAG.findall(text))
+                named = tuple(flag.lstrip("-") for flag in NAMED_FLAG.findall(text))
                 return Notice(notice.text, named[:2], notice.why)
             return notice
     match = _NOT_AVAILABLE.match(text)

@@ -122,9 +122,9 @@ class Run:
 
     def _usage(self, text: str) -> None:
         """Collect the flags that a usage text lists: what this version knows."""
-        if "[--" in text and self.progress.phase in (Phase.PARSE, Phase.VALIDATE):
-            if len(self.usage_flags) < KNOWN_FLAGS:
-                self.usage_flags.update(_log_notices._NAMED_FLAG.findall(text))
+        early = self.progress.phase in (Phase.PARSE, Phase.VALIDATE)
+        if early and "[--" in text and len(self.usage_flags) < KNOWN_FLAGS:
+            self.usage_flags.update(_log_notices.NAMED_FLAG.findall(text))
 
     def _alarm(self, line: Line) -> None:
         text = line.text

@@ -11,10 +11,10 @@ from typing import Any
 SAMPLE = 2048
 
 _DECODE = re.compile(
-    rb"#running-req: (?P<running>\d+).*?gen throughput \(token/s\): (?P<speed>\d+(?:\.\d+)?)(?:, #queue-req: (?P<queue>\d+))?"
+    rb"#running-req: (?P<running>\d+).*?gen throughput \(token/s\): (?P<speed>\d+(?:\.\d+)?)"
+    rb"(?:, #queue-req: (?P<queue>\d+))?"
 )
 _ACCEPT = re.compile(rb"accept len: (\d+(?:\.\d+)?)")
-_USAGE = re.compile(rb"token usage: (\d+(?:\.\d+)?)")
 
 
 @dataclass(slots=True)

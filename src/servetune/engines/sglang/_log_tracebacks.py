@@ -30,7 +30,7 @@ _ADVICE = (
     "Compile with `TORCH_USE_CUDA_DSA`",
     "Open an issue on GitHub",
 )
-_NOT_A_MESSAGE = re.compile(r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|\$ |\+ )")
+_NOT_A_MESSAGE = re.compile(r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited)")
 #: "… hit an exception" headers: after one of these the process is dying, whatever follows.
 _FATAL_HEADER = re.compile(r"hit an exception|Initialization failed|Exception in thread MainThread|Unhandled")
 

@@ -21,6 +21,7 @@ from servetune.engines.sglang._failure_phase import phase_of
 from servetune.engines.sglang._failure_table import Entry, entries, entry
 from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept
 from servetune.engines.sglang._log_notices import Notice
+from servetune.engines.sglang._log_phases import timeline
 from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
 
@@ -37,6 +38,14 @@ _SECRET = re.compile(
     r"(?i)((?:api[-_]?key|token|password|secret|authorization)['\"]?\s*[=: ]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,)]+)"
 )
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
+
+
+#: What the tuner saw itself (`hint`) when nothing moves.
+_SEEN = {
+    "stall": "no new log line",
+    "deadline": "not ready before the deadline",
+    "hang": "requests get no answer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,10 @@ def _holds(condition: str, text: str, run: Run, flags: LaunchFlags) -> bool:
     numbers = repair.numbers_of(run, flags, text, {})
     if condition == "occupied":
         return numbers.occupied is not None
+    if condition == "drafted":
+        return run.progress.loads > 1
+    if condition == "cpu_pool":
+        return str(flags.value("device")) == "cpu"
     if condition == "big_allocation":
         return (numbers.tried or 0.0) >= 4.0
     return run.progress.autotuning
@@ -244,9 +257,12 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> list[str]:
     if cause.entry.owner.slug == "cli_parse":
         named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
         return list(dict.fromkeys(named))[:3]
-    if signature.blame == "auto":
-        return accused(text, cause.stack, flags)
-    return kept(signature.blame, flags)[:3]
+    if signature.blame != "auto":
+        return kept(signature.blame, flags)[:3]
+    found = accused(text, cause.stack, flags)
+    if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
+        return ["disable-overlap-schedule"]
+    return found
 
 
 def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict:
@@ -276,6 +292,8 @@ def _evidence(cause: Cause, lead: tuple[int, str] | None, causes: Sequence[Cause
     lines.append((cause.line, cause.line_text))
     if cause.wrapper:
         lines.append(cause.wrapper)
+    if cause.trace is not None and not cause.trace.fatal:  # logged once where it arose, once where the process died
+        lines += [(one.line, one.line_text) for one in causes if one.line_text == cause.line_text][:2]
     if cause.entry.signature.all_ranks:
         lines += [(one.line, one.line_text) for one in causes if one.entry == cause.entry][:8]
     memory = run.progress.memory_lines
@@ -290,7 +308,12 @@ def _as_evidence(lines: Sequence[tuple[int, str]]) -> Iterator[Evidence]:
     for number, text in lines:
         if number not in seen:
             seen.add(number)
-            yield Evidence(line=number, text=_SECRET.sub(r"\1***", text.strip())[:MAX_EVIDENCE_TEXT])
+            yield Evidence(line=number, text=_masked(text.strip())[:MAX_EVIDENCE_TEXT])
+
+
+def _masked(text: str) -> str:
+    """The text without keys, tokens and passwords."""
+    return _SECRET.sub(r"\1***", text)
 
 
 def _confidence(cause: Cause, causes: Sequence[Cause]) -> float:
@@ -314,7 +337,7 @@ def _sentence(template: str, cause: Cause, lead: tuple[int, str] | None, numbers
         "memory_sentence": _memory_sentence(numbers),
         "oom_sentence": _oom_sentence(numbers),
     }
-    return template.format(**values)
+    return _masked(template.format(**values))
 
 
 def _memory_sentence(numbers: repair.Numbers) -> str:
@@ -342,7 +365,7 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         slug="unknown",
         phase=cause.phase,
         verdict=Verdict.INFEASIBLE,
-        message=f"no known class; the first failure says: {cause.line_text.strip()[:200]}",
+        message=f"no known class; the first failure says: {_masked(cause.line_text.strip()[:200])}",
         evidence=tuple(_as_evidence(lines)),
         blamed=blamed,
         confidence=0.3,
@@ -364,7 +387,7 @@ def _table_failure(
         slug=found.owner.slug,
         phase=phase,
         verdict=found.verdict,
-        message=signature.cause.format(**values),
+        message=_masked(signature.cause.format(**values)),
         deterministic=found.deterministic,
         evidence=tuple(_as_evidence(lines)),
         blamed=blamed,
@@ -382,10 +405,10 @@ def _hinted(hint: str | None, run: Run, flags: LaunchFlags) -> Failure | None:
         return found.model_copy(update={"message": "the correctness probe got a wrong answer"})
     if hint == "overload":
         return _table_failure("queue_full", run, flags, last, Phase.SERVING)
-    if hint in ("stall", "deadline"):
+    if hint in ("stall", "deadline", "hang"):
         lead = [run.progress.jit_line] if run.progress.jit_line else []
         found = _table_failure("request_timeout", run, flags, [*lead, *last], phase)
-        words = "no new log line" if hint == "stall" else "not ready before the deadline"
+        words = _SEEN[hint]
         doing = " while kernels were compiled" if lead or run.progress.autotuning else ""
         return found.model_copy(update={"message": f"{words} in phase {phase.value}{doing}", "confidence": 0.7})
     return None
@@ -416,7 +439,8 @@ def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
             failure = _table_failure(
                 "option_without_effect", run, flags, [(number, text)], phase, notice=text.strip()[:200]
             )
-            blamed = notice.flags[:1] if not any(flags.on(flag) for flag in notice.flags) else notice.flags
+            on = [flag for flag in notice.flags if flags.on(flag)]
+            blamed = [*(flag for flag, _ in notice.repair), *(on or notice.flags[:1])]
             steps = [Repair(flag=flag, value=value, reason="takes another path") for flag, value in notice.repair]
             drop = [
                 Repair(flag=flag, value=None, reason=f"leave out {flag}: it does nothing here")
@@ -433,9 +457,7 @@ def _asked_in_vain(notice: Notice, flags: LaunchFlags) -> bool:
         if flag == "disable-custom-all-reduce":
             if flags.asked.get(flag) is False:
                 return True
-        elif flag.startswith("enable-") and notice.why != "override" and flags.on(flag):
-            return True
-        elif notice.why == "override" and flag in flags.asked and flag.startswith("enable-") and flags.on(flag):
+        elif flag.startswith("enable-") and flags.on(flag) and (notice.why != "override" or flag in flags.asked):
             return True
     return False
 
@@ -488,36 +510,65 @@ def _none(run: Run) -> Failure:
     )
 
 
+def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]:
+    """A failure as scripts read it; flags spelled as on the command line, variables by their names.
+
+    `{class, phase, verdict, deterministic, first_rank, evidence: [{line, text}], blamed: […],
+    repair: [{flag, value, reason}], timeline: […], not_in_effect: […], confidence}`.
+    """
+    return {
+        "class": failure.slug,
+        "phase": failure.phase.value,
+        "verdict": failure.verdict.value,
+        "deterministic": failure.deterministic,
+        "first_rank": first_rank(run, failure),
+        "evidence": [evidence.model_dump() for evidence in failure.evidence],
+        "blamed": [typed(flag) for flag in failure.blamed],
+        "repair": [{"flag": typed(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
+        "timeline": timeline(run.progress, max(run.stamp_s, run.end_stamp_s) or None),
+        "not_in_effect": [{**item, "flag": typed(item["flag"])} for item in not_in_effect(run, assignment)],
+        "confidence": failure.confidence,
+    }
+
+
+def typed(flag: str) -> str:
+    """A flag as typed on a command line: `--tp-size`; an environment variable by its name."""
+    return flag.removeprefix("env.") if flag.startswith("env.") else f"--{flag}"
+
+
 def first_rank(run: Run, failure: Failure) -> str | None:
-    """Rank of the traceback or line that decided, as the log prints it."""
-    if not failure.evidence:
-        return None
-    line = failure.evidence[0].line
-    for trace in run.traces:
-        if any(line == number for one in trace.raised for number, _ in one.lines):
-            return trace.rank
-    for event in run.events:
-        if event.number == line:
-            return event.rank
-    for known in run.explaining.values():
-        for number, _, rank in known:
-            if number == line:
-                return rank
+    """Rank of the first evidence whose line names one, as the log prints it; a traceback's before a library line's."""
+    lines = [evidence.line for evidence in failure.evidence]
+    ranks = {number: trace.rank for trace in run.traces for one in trace.raised for number, _ in one.lines}
+    loose = {event.number: event.rank for event in run.events}
+    loose.update({number: rank for known in run.explaining.values() for number, _, rank in known})
+    for known_ranks in (ranks, loose):
+        for line in lines:
+            if known_ranks.get(line):
+                return known_ranks[line]
     return None
 
 
-def not_in_effect(run: Run) -> list[dict[str, Any]]:
+def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
     """Options that the engine did not honour: `{flag, why, line, text}`, once per flag."""
+    flags = LaunchFlags.of(run, assignment)
     found: dict[str, dict[str, Any]] = {}
     for number, text, notice, _ in run.notices:
         for flag in notice.flags:
-            found.setdefault(flag, {"flag": flag, "why": notice.why, "line": number, "text": text.strip()[:300]})
+            if notice.why == "override" and not flags.on(flag):
+                continue
+            found.setdefault(
+                flag, {"flag": flag, "why": notice.why, "line": number, "text": _masked(text.strip()[:300])}
+            )
     return list(found.values())
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: Run, assignment: Assignment) -> list[str]:
     """Sentences that a reader of a report wants to see, each with its line."""
-    lines = [f"line {item['line']}: {item['flag']} is not in effect: {item['text']}" for item in not_in_effect(run)]
+    lines = [
+        f"line {item['line']}: {item['flag']} is not in effect: {item['text']}"
+        for item in not_in_effect(run, assignment)
+    ]
     throughput = run.throughput
     if throughput.retractions:
         lines.append(f"the KV pool was full: {throughput.retractions} retraction lines")

@@ -14,6 +14,7 @@ from servetune.core.failure import Failure, Phase
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang import _log_args, _log_phases, failures
+from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
 from servetune.engines.sglang._log_run import Run
 
@@ -61,7 +62,8 @@ class SglangLogReader:
             elif b"Prefill batch" in raw:
                 run.throughput.prefill_lines += 1
             elif b'" 200 OK' in raw:
-                run.last_answer_line = number
+                if b"POST" in raw or b"GET /health" in raw:
+                    run.last_answer_line = number
             else:
                 self._read(number, raw)
         if decodes:
@@ -130,7 +132,7 @@ class SglangLogReader:
             "throughput": run.throughput.facts(),
             "retractions": run.throughput.retractions,
             "timeline": _log_phases.timeline(progress, max(run.stamp_s, run.end_stamp_s) or None),
-            "not_in_effect": failures.not_in_effect(run),
+            "not_in_effect": failures.not_in_effect(run, self._assignment),
         }
 
     def _flags(self, run: Run) -> Assignment:
@@ -138,7 +140,7 @@ class SglangLogReader:
 
     def warnings(self) -> Sequence[str]:
         """Sentences about options that are not in effect, retractions and eager decoding, each with its line number."""
-        return failures.warnings(self._closed())
+        return failures.warnings(self._closed(), self._assignment)
 
     def diagnose(self, exit: Exit | None, hint: str | None = None) -> Failure:
         """Why it failed, from the log first, then from `hint` (what the tuner saw) and from how the process ended.
@@ -147,6 +149,14 @@ class SglangLogReader:
         """
         run = self._closed()
         return failures.diagnose(run, self._assignment, exit, hint)
+
+    def report(self, failure: Failure) -> dict[str, Any]:
+        """A diagnosis of this log as `servetune diagnose --json` prints it."""
+        return failures.report(self._closed(), self._assignment, failure)
+
+    def flags(self) -> LaunchFlags:
+        """Flags as passed (the assignment, else the command that the log shows) and as the engine used them."""
+        return LaunchFlags.of(self._closed(), self._assignment)
 
     def _closed(self) -> Run:
         """The state including an unfinished last line; reading may go on afterwards."""

@@ -1,8 +1,8 @@
 """What to change after a crash: values computed from the numbers of the log, a step for each name in the table.
 
-The memory fraction is never bisected. Lower bound: `1 - available_after_load / available_before_load`; what the fraction
-leaves out, `before_load * (1 - fraction)`, must hold graphs, activations and workspaces. When the bounds cross, the
-window is empty and another flag is turned.
+The memory fraction is never bisected. Lower bound: `1 - available_after_load / available_before_load`; what the
+fraction leaves out, `before_load * (1 - fraction)`, must hold graphs, activations and workspaces. When the bounds
+cross, the window is empty and another flag is turned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from servetune.core.failure import Phase, Repair
 from servetune.core.space import Value
 from servetune.engines.sglang._failure_table import Step
-from servetune.engines.sglang._log_args import flag_name
+from servetune.engines.sglang._log_args import flag_name, is_set
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_run import Run
 
@@ -47,7 +47,8 @@ _TRIED = re.compile(rf"Tried to allocate {_NUMBER} (?P<unit>[KMG]i?B)")
 _FREE = re.compile(rf"{_NUMBER} (?P<unit>[KMG]i?B) is free")
 _CAPACITY = re.compile(rf"total capacity of {_NUMBER} (?P<unit>[KMG]i?B)")
 _ADVISED = re.compile(
-    r"(?i)(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? [`'\"]*--([a-z][a-z0-9-]+)(?:[ =]([\w.]+))?"
+    r"(?i)(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
+    r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =]([\w.]+))?"
 )
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0}
 
@@ -173,6 +174,8 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
                     continue
             if verb == "set_if" and not draft.flags.on(flag):
                 continue
+            if not is_set(value) and draft.flags.known and not draft.flags.on(flag):
+                continue
             if draft.flags.value(flag) != value:
                 draft.add(flag, value, f"{flag} {value} avoids it")
 
@@ -196,7 +199,9 @@ def _halve(draft: Draft, flag: str) -> None:
 
 def _drop_blamed(draft: Draft) -> None:
     for flag in draft.blamed:
-        if draft.flags.on(flag) and not flag.startswith(("tp-size", "mem-fraction", "model-path")):
+        if flag.startswith("disable-") and not draft.flags.on(flag):
+            draft.add(flag, True, f"{flag}: the engine then takes another path")
+        elif draft.flags.on(flag) and not flag.startswith(("tp-size", "mem-fraction", "model-path")):
             draft.add(flag, None, f"leave out {flag}: without it the engine takes another path")
 
 
@@ -329,7 +334,8 @@ def _shrink_running(draft: Draft) -> None:
     limit = draft.current("max-running-requests")
     value = int(min(limit, seen) if limit and seen else (limit or seen))
     if value >= 2:
-        draft.add("max-running-requests", value // 2, f"half of the {value} requests that ran at once")
+        what = "that ran at once" if seen and value == seen else "that are allowed at once"
+        draft.add("max-running-requests", value // 2, f"half of the {value} requests {what}")
 
 
 def _less_weight_memory(draft: Draft) -> None:
@@ -354,16 +360,20 @@ def _rename_flags(draft: Draft) -> None:
             near = difflib.get_close_matches(old, sorted(known), n=1, cutoff=0.8)
             new = near[0] if near else None
         if new and new != name:
-            draft.add(new, _new_value(draft, new, fixed, value), f"--{new} takes the place of --{name}")
+            draft.add(new, _new_value(draft, old, new, fixed, value), f"--{new} takes the place of --{name}")
 
 
-def _new_value(draft: Draft, new: str, fixed: Value | None, value: str) -> Value:
+def _new_value(draft: Draft, old: str, new: str, fixed: Value | None, value: str) -> Value:
     if fixed is not None:
         return fixed
     if value:
         return int(value) if value.isdigit() else value
+    asked = draft.flags.asked.get(old)
+    if asked is not None and asked is not True:
+        return asked if isinstance(asked, bool | int | float) else str(asked)
     if new == "ep-size":
-        return int(draft.current("tp-size") or 1)
+        tp = draft.current("tp-size")
+        return int(tp) if tp else "<tp-size>"
     return True
 
 
@@ -440,6 +450,12 @@ def _dp_attention(draft: Draft) -> None:
         draft.add("dp-size", int(tp), f"over all {tp:g} ranks")
 
 
+def _other_mode(draft: Draft) -> None:
+    normal = "normal" in draft.text.lower()
+    other = "low_latency" if normal else "normal"
+    draft.add("deepep-mode", other, "the other dispatch mode")
+
+
 def _longer_timeout(draft: Draft) -> None:
     if draft.run.progress.jit_line is not None or draft.flags.on("dist-timeout"):
         draft.add(
@@ -448,15 +464,13 @@ def _longer_timeout(draft: Draft) -> None:
 
 
 def _lower_host_memory(draft: Draft) -> None:
-    if str(draft.flags.value("device")) == "cpu" and draft.numbers.fraction is not None:
-        value = math.floor(draft.numbers.fraction * 0.85 * 1000) / 1000
-        draft.add("mem-fraction-static", value, "on a CPU the pool is host memory")
+    if draft.numbers.fraction is not None:
+        value = math.floor(min(draft.numbers.fraction, 1.0) * 0.85 * 1000) / 1000
+        draft.add("mem-fraction-static", value, "on a CPU the KV pool is host memory")
 
 
 def _ablate(draft: Draft) -> None:
     """After a device fault the frame is asynchronous: leave out what is optional, one at a time."""
-    if "event_loop_overlap" in draft.text and not draft.blamed:
-        draft.add("disable-overlap-schedule", True, "the overlap schedule races with some backends")
     _drop_blamed(draft)
 
 
@@ -485,6 +499,7 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "raise_dispatch_cap": _raise_dispatch_cap,
     "expert_parallel": _expert_parallel,
     "dp_attention": _dp_attention,
+    "other_mode": _other_mode,
     "longer_timeout": _longer_timeout,
     "lower_host_memory": _lower_host_memory,
     "ablate": _ablate,
