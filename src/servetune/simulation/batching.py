@@ -60,9 +60,9 @@ class Emission(NamedTuple):
 
 
 class Vacancy(NamedTuple):
-    """The place of a request that finished at `freed_s` and whose client knows of it since `told_s`."""
+    """Place of a request that finished when places had been served `freed_paid`; its client was told at `told_s`."""
 
-    freed_s: float
+    freed_paid: float
     told_s: float
 
 
@@ -83,6 +83,7 @@ class Batch:
         self._rate, self._capacity, self._events_per_s = rate, max(1, capacity), events_per_s
         self._time_scale, self._patience_s = time_scale, patience_s
         self._vacant: deque[Vacancy] = deque()
+        self._vacant_paid = 0.0  # tokens that each vacant place would have been served, were it taken
         self._running = 0
         self._held_tokens = 0
         self._waiting: deque[Answer] = deque()
@@ -120,23 +121,24 @@ class Batch:
 
     def arrive(self, answer: Answer) -> None:
         """A request comes now; one that takes a place that was kept has come a little earlier."""
-        credit_s = self._credit_s()
-        answer.arrived_s = self.now_s - credit_s
+        credit_paid = self._credit_paid()
+        answer.arrived_s = self.now_s - (credit_paid / self._speed if credit_paid else 0.0)
         if self._running < self._capacity:
             self._running += 1
             self._changed()
-            self._start(answer, credit_s)
+            self._start(answer, credit_paid)
         else:
             answer.waiting = True
             self._waiting.append(answer)
             self._changed()
 
-    def _credit_s(self) -> float:
+    def _credit_paid(self) -> float:
+        """Tokens that a request would have been served by now, had its client needed its wall time only."""
         if not self._vacant:
             return 0.0
         place = self._vacant.popleft()
         took_s = max(0.0, self.now_s - place.told_s) / self._time_scale
-        return max(0.0, self.now_s - place.freed_s - took_s)
+        return max(0.0, self._vacant_paid - place.freed_paid - took_s * self._speed)
 
     def drop(self, answer: Answer) -> None:
         """The client went away, or the request is aborted."""
@@ -164,7 +166,8 @@ class Batch:
             at_s = self.next_s()
             if at_s is not None and at_s <= min(until_s, lapse_s):
                 due_paid, _, answer = heapq.heappop(self._due)
-                self.now_s, self.paid = max(self.now_s, at_s), max(self.paid, due_paid)
+                self._pass_to(at_s)
+                self.paid = max(self.paid, due_paid)  # not short of it by a rounding error
                 yield self._emit(answer, self.paid + (until_s - self.now_s) * self._speed)
             elif lapse_s <= until_s:
                 self._pass_to(lapse_s)
@@ -176,9 +179,12 @@ class Batch:
 
     def _pass_to(self, at_s: float) -> None:
         if at_s > self.now_s:
-            if self._running:
-                self.paid += (at_s - self.now_s) * self._speed
+            served = (at_s - self.now_s) * self._speed
             self.now_s = at_s
+            if self._running:
+                self.paid += served
+            if self._vacant:
+                self._vacant_paid += served * min(1.0, (self._capacity - self._running) / len(self._vacant))
 
     def _emit(self, answer: Answer, paid_soon: float) -> Emission:
         """What is due by now; several tokens when the clock has gone further. The last token always comes in time."""
@@ -193,15 +199,15 @@ class Batch:
         if last:
             answer.ended = True
             if self._patience_s > 0:
-                self._vacant.append(Vacancy(self.now_s, max(self.now_s, self.told_s)))
+                self._vacant.append(Vacancy(self._vacant_paid, max(self.now_s, self.told_s)))
             self._leave(answer)
         else:
             self._push(answer)
         return Emission(answer, tokens, self.now_s, last)
 
-    def _start(self, answer: Answer, credit_s: float) -> None:
+    def _start(self, answer: Answer, credit_paid: float) -> None:
         prefill_paid = min(PREFILL_SHARE * answer.wanted, PREFILL_S * self._speed)
-        answer.begin(self.paid - credit_s * self._speed, prefill_paid)
+        answer.begin(self.paid - credit_paid, prefill_paid)
         self._held_tokens += answer.prompt_tokens
         self._push(answer)
 
