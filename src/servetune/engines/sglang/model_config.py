@@ -239,13 +239,16 @@ def _sliding(text: Mapping[str, Any]) -> dict[str, Any]:
 def _vision(vision: Any) -> dict[str, Any]:
     if not isinstance(vision, Mapping):
         return {}
-    # Checkpoints of Kimi-K2.5 prefix the sizes with vt_; the engine's own config class drops the prefix.
-    pick = lambda name: vision.get(name) or vision.get(f"vt_{name}")  # noqa: E731
     return {
-        "vision_layers": pick("num_hidden_layers") or vision.get("depth"),
-        "vision_hidden": pick("hidden_size"),
-        "vision_intermediate": int(pick("intermediate_size") or 0),
+        "vision_layers": _either(vision, "num_hidden_layers") or vision.get("depth"),
+        "vision_hidden": _either(vision, "hidden_size"),
+        "vision_intermediate": int(_either(vision, "intermediate_size") or 0),
     }
+
+
+def _either(vision: Mapping[str, Any], name: str) -> Any:
+    """Checkpoints of Kimi-K2.5 prefix the sizes with `vt_`; the engine's own config class drops the prefix."""
+    return vision.get(name) or vision.get(f"vt_{name}")
 
 
 def _context_tokens(text: Mapping[str, Any]) -> int:
@@ -307,7 +310,8 @@ def _format(method: str | None, config: Mapping[str, Any]) -> tuple[float, int |
         return float(config.get("bits") or 4), int(config.get("group_size") or 128), 2.0, False
     if method == "compressed-tensors":
         groups = config.get("config_groups") or {}
-        weights = (next(iter(groups.values()), {}) or {}).get("weights") or {}
+        first: Any = next(iter(groups.values()), {}) or {}
+        weights = first.get("weights") or {}
         bits = float(weights.get("num_bits") or 8)
         group = weights.get("group_size")
         int4 = (bits, group, weights.get("strategy"), weights.get("type")) == (4.0, 32, "group", "int")
@@ -315,19 +319,21 @@ def _format(method: str | None, config: Mapping[str, Any]) -> tuple[float, int |
     return 16.0, None, 0.0, False
 
 
-_SKIP_WORDS = {"attn": "attention", "shared_expert": "shared_experts", "lm_head": "lm_head", "mlp": "dense_mlp"}
-
-
 def _skips(config: Mapping[str, Any]) -> frozenset[str]:
-    names = config.get("ignore") or config.get("exclude_modules") or config.get("modules_to_not_convert") or ()
-    found = set()
-    for name in map(str, names):
-        if "shared_expert" in name:
-            found.add("shared_experts")
-        elif "attn" in name:
-            found.add("attention")
-        elif "lm_head" in name:
-            found.add("lm_head")
-        elif "mlp" in name and "gate" not in name.rpartition("mlp")[2].replace("gate_proj", "").replace("gate_up", ""):
-            found.add("dense_mlp")
-    return frozenset(found)
+    """Parts that the checkpoint leaves in the model's dtype, out of its list of module names or patterns."""
+    names: Any = config.get("ignore") or config.get("exclude_modules") or config.get("modules_to_not_convert") or ()
+    found = {_part(str(name)) for name in names}
+    return frozenset(part for part in found if part is not None)
+
+
+def _part(name: str) -> str | None:
+    if "shared_expert" in name:
+        return "shared_experts"
+    if "attn" in name:
+        return "attention"
+    if "lm_head" in name:
+        return "lm_head"
+    tail = name.rpartition("mlp")[2] if "mlp" in name else None
+    if tail is None or "expert" in name:
+        return None
+    return "dense_mlp" if "proj" in tail or tail.strip(".*") == "" else None  # `mlp.gate` is the router

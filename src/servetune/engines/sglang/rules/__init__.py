@@ -18,13 +18,19 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     a2a,
     allreduce,
     attention,
+    budgets,
+    deterministic,
     dp_attention,
     graphs,
+    idle,
+    kv_cache,
+    megamoe,
     memory_defaults,
     misc,
     models,
     moe,
     overlap,
+    runtime,
     speculative,
 )
 from servetune.engines.sglang.rules._registry import Rule, all_rules, parse_version
@@ -32,7 +38,25 @@ from servetune.engines.sglang.rules._run import Outcome, run
 from servetune.engines.sglang.rules._state import State
 
 __all__ = ["Changed", "Effective", "NoEffect", "Rule", "all_rules", "effective", "judge", "violations"]
-_MODULES = (a2a, allreduce, attention, dp_attention, graphs, memory_defaults, misc, models, moe, overlap, speculative)
+_MODULES = (
+    a2a,
+    allreduce,
+    attention,
+    budgets,
+    deterministic,
+    dp_attention,
+    graphs,
+    idle,
+    kv_cache,
+    megamoe,
+    memory_defaults,
+    misc,
+    models,
+    moe,
+    overlap,
+    runtime,
+    speculative,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +113,7 @@ def judge(
 def violations(
     assignment: Assignment, facts: NodeFacts, engine_version: str, model_config: Mapping[str, Any] | None
 ) -> tuple[Violation, ...]:
-    """Every reason of layers `rule` and `runtime` why the assignment cannot work; empty: nothing is known against it."""
+    """Every reason of layers `rule` and `runtime` why the assignment cannot work; empty: nothing is known."""
     return run(State(assignment, facts, parse_version(engine_version), model_facts(model_config))).violations
 
 
@@ -102,8 +126,8 @@ def effective(
 
 def _effective(state: State, outcome: Outcome) -> Effective:
     values = dict(outcome.resolved)
-    for idle, _ in outcome.idle:
-        values[idle.flag] = idle.like
+    for flag, _, like in (effect for effect, _ in outcome.idle):
+        values[flag] = like
     assignment: dict[str, Value] = {
         name.replace("_", "-"): value for name, value in values.items() if value is not None and value is not False
     }
@@ -111,7 +135,9 @@ def _effective(state: State, outcome: Outcome) -> Effective:
     return Effective(
         assignment=assignment,
         changed=tuple(Changed(_flag(c.field, state), c.before, c.after, c.reason, c.source) for c in outcome.changes),
-        no_effect=tuple(NoEffect(_flag(i.flag, state), i.reason, source) for i, source in outcome.idle),
+        no_effect=tuple(
+            NoEffect(_flag(i.flag, state), i.reason, source) for i, source in outcome.idle if i.flag in state.user
+        ),
         resolved=outcome.resolved,
     )
 

@@ -20,7 +20,7 @@ Layer: TypeAlias = Literal["rule", "runtime"]
 
 
 class Refuse(NamedTuple):
-    """The engine ends here. `flags`: which of the assignment's flags exclude each other; `alternatives`: what may be."""
+    """The engine ends here. `flags`: which of the flags exclude each other; `alternatives`: what may be."""
 
     message: str
     flags: tuple[str, ...]

@@ -15,16 +15,16 @@ from servetune.engines.sglang.rules._registry import Assign, Fill, Idle, Refuse,
 from servetune.engines.sglang.rules._state import DEFAULTS, State
 
 _S = Stage
-#: `ServerArgs.__post_init__` followed by `check_server_args` up to 0.5.12.
-_TO_0_5_12 = (
+#: `ServerArgs.__post_init__` followed by `check_server_args` up to 0.5.11.
+_TO_0_5_11 = (
     _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.ATTENTION,
     _S.LINEAR_ATTENTION, _S.KV_CACHE, _S.PAGE, _S.HIERARCHICAL_CACHE, _S.DATA_PARALLEL, _S.CONTEXT_PARALLEL,
     _S.MOE_RUNNER, _S.A2A, _S.EPLB, _S.PIPELINE_PARALLEL, _S.SPECULATIVE, _S.BUDGET, _S.CACHE, _S.DETERMINISTIC,
     _S.CHECK, _S.RUNTIME, _S.IDLE,
 )  # fmt: skip
-#: From 0.5.13 on deterministic inference settles the attention backend before its automatic choice; 0.5.19 and later
+#: From 0.5.12 on deterministic inference settles the attention backend before its automatic choice; 0.5.19 and later
 #: run the same order in `arg_groups/pipeline.run_resolution_pipeline`.
-_FROM_0_5_13 = (
+_FROM_0_5_12 = (
     _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.DETERMINISTIC,
     _S.ATTENTION, _S.GRAPHS_LATE, _S.LINEAR_ATTENTION, _S.KV_CACHE, _S.PAGE, _S.HIERARCHICAL_CACHE, _S.DATA_PARALLEL,
     _S.CONTEXT_PARALLEL, _S.MOE_RUNNER, _S.A2A, _S.EPLB, _S.PIPELINE_PARALLEL, _S.SPECULATIVE, _S.BUDGET, _S.CACHE,
@@ -53,14 +53,14 @@ class Outcome(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _plan(version: Version, major: int | None, architecture: str) -> tuple[Rule, ...]:
-    order = _FROM_0_5_13 if version >= (0, 5, 13) else _TO_0_5_12
+    order = _FROM_0_5_12 if version >= (0, 5, 12) else _TO_0_5_11
     rank = {stage: place for place, stage in enumerate(order)}
     holding = [r for r in all_rules() if r.stage in rank and r.holds_for(version, major, architecture)]
     return tuple(sorted(holding, key=lambda r: rank[r.stage]))
 
 
 def run(state: State) -> Outcome:
-    """Apply every rule that holds for the state's version, GPU and model; all violations are collected, not the first."""
+    """Apply every rule that holds for the state's version, GPU and model; every violation is collected."""
     violations: list[Violation] = []
     changes: list[Change] = []
     idle: list[tuple[Idle, str]] = []

@@ -165,6 +165,8 @@ DEFAULTS: Mapping[str, Any] = {
     "swa_full_tokens_ratio": 0.8,
     "watchdog_timeout": 300,
 }
+#: Defaults that a later version changed: from version on → field → value.
+CHANGED_DEFAULTS: tuple[tuple[Version, Mapping[str, Any]], ...] = (((0, 5, 19), {"hicache_mem_layout": "page_first"}),)
 
 
 class Gpu:
@@ -180,9 +182,9 @@ class Gpu:
         "name",
         "nvlink",
         "sm",
+        "sm90",
         "sm100",
         "sm120",
-        "sm90",
     )
 
     def __init__(self, facts: NodeFacts) -> None:
@@ -214,6 +216,9 @@ class State:
 
     def __init__(self, assignment: Assignment, facts: NodeFacts, version: Version, model: ModelFacts) -> None:
         self.__dict__.update(DEFAULTS)
+        for since, changed in CHANGED_DEFAULTS:
+            if version >= since:
+                self.__dict__.update(changed)
         self.version = version
         self.gpu = Gpu(facts)
         self.model = model

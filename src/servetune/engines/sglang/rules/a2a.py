@@ -171,8 +171,17 @@ def deepep_v2(s: State) -> Effects:
     yield Assign("cuda_graph_backend_prefill", "disabled", "deepep_v2 prefill cannot be captured")
 
 
+#: `configs/moe_model_registry.py`
 _DEEPEP_V2_ARCHITECTURES = frozenset(
-    {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"}
+    {
+        "DeepseekV3ForCausalLM",
+        "DeepseekV4ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "Glm5NextForConditionalGeneration",
+        "MiMoV2ForCausalLM",
+        "MiMoV2FlashForCausalLM",
+    }
 )
 
 
@@ -194,7 +203,7 @@ def mori(s: State) -> Effects:
 
 @rule("a2a.pplx", Stage.A2A, since="0.5.16", source=SOURCE)
 def pplx(s: State) -> Effects:
-    """pplx needs DP attention, deep_gemm and a prefill chunk within its token budget."""
+    """Pplx needs DP attention, deep_gemm and a prefill chunk within its token budget."""
     if s.moe_a2a_backend != "pplx":
         return
     if s.deepep_mode == "normal":

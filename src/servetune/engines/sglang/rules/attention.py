@@ -75,7 +75,7 @@ def _pages(s: State, allowed: tuple[int, ...], to: int, backend: str) -> Effects
 
 @rule("attention.flashmla_pages", Stage.ATTENTION, source=SOURCE)
 def flashmla_pages(s: State) -> Effects:
-    """flashmla works on pages of 64 tokens."""
+    """Flashmla works on pages of 64 tokens."""
     if _either(s, "flashmla"):
         yield from _pages(s, (64,), 64, "flashmla")
 
@@ -224,7 +224,7 @@ def intel_xpu_pages(s: State) -> Effects:
 
 @rule("attention.aiter_fraction", Stage.ATTENTION, source=SOURCE)
 def aiter_fraction(s: State) -> Effects:
-    """aiter with a long context takes 15 % off the memory fraction."""
+    """Aiter with a long context takes 15 % off the memory fraction."""
     context = s.context_length or s.model.context_tokens
     if s.attention_backend == "aiter" and context > 8192 and s.mem_fraction_static is not None and s.model.known:
         yield Assign("mem_fraction_static", s.mem_fraction_static * 0.85, "the workspace of aiter")
@@ -258,103 +258,3 @@ def linear_flashinfer(s: State) -> Effects:
             "flashinfer linear attention on this GPU needs --mamba-ssm-dtype bfloat16",
             ("linear_attn_decode_backend", "linear_attn_backend", "mamba_ssm_dtype"),
         )
-
-
-@rule("kv_cache.page_default", Stage.PAGE, source="server_args.py:_handle_page_size")
-def page_default(s: State) -> Effects:
-    """Pages hold one token unless a backend or a flag says otherwise."""
-    if s.page_size is None:
-        yield Fill("page_size", 1)
-
-
-_FP4_LATENT = ("cutlass_mla", "flashinfer", "trtllm_mla", "flashmla")
-_FP4_GROUPED = ("triton", "torch_native", "flex_attention", "trtllm_mha")
-
-
-@rule("kv_cache.fp4", Stage.KV_CACHE, until="0.5.18", source="server_args.py:_handle_kv4_compatibility")
-def fp4_cache(s: State) -> Effects:
-    """An FP4 cache works on few attention backends."""
-    if s.kv_cache_dtype != "fp4_e2m1" or not s.model.known or not s.gpu.known:
-        return
-    prefill, decode = s.attention_backends
-    if prefill == "fa4":
-        allowed = _FP4_LATENT[:3] if s.model.mla else _FP4_GROUPED[:3]
-        wrong = decode not in allowed
-    else:
-        allowed = _FP4_LATENT if s.model.mla else _FP4_GROUPED
-        wrong = prefill == decode and s.attention_backend not in allowed
-    if wrong:
-        yield Refuse(
-            f"--kv-cache-dtype fp4_e2m1 does not work on attention backend {s.attention_backend}",
-            ("kv_cache_dtype", "attention_backend"),
-            allowed,
-        )
-
-
-@rule("kv_cache.prefill_chunk_in_pages", Stage.CHECK, source="server_args.py:check_server_args")
-def prefill_chunk_in_pages(s: State) -> Effects:
-    """A prefill chunk (per DP group) is a whole number of pages."""
-    chunk, page = s.chunked_prefill_size, s.page_size
-    if chunk is None or page is None or chunk <= 0 or s.disaggregation_mode == "decode" or chunk % page == 0:
-        return
-    step = page * s.attention_dp
-    yield Refuse(
-        f"the prefill chunk of {chunk} tokens (per DP group) is not a multiple of the page size {page}",
-        ("chunked_prefill_size", "page_size", "dp_size"),
-        (f"--chunked-prefill-size a multiple of {step}",),
-    )
-
-
-@rule(
-    "model.deterministic", Stage.DETERMINISTIC, since="0.5.3", source="server_args.py:_handle_deterministic_inference"
-)
-def deterministic(s: State) -> Effects:
-    """Deterministic inference picks and restricts the attention backend, and NCCL's tree algorithm."""
-    if not s.enable_deterministic_inference:
-        return
-    reason = "deterministic inference"
-    yield (
-        Assign("enable_flashinfer_allreduce_fusion", False, reason)
-        if s.version >= (0, 5, 10)
-        else Fill("sampling_backend", "pytorch")
-    )
-    yield Fill("flashinfer_allreduce_fusion_backend", None)
-    if s.sampling_backend != "pytorch":
-        yield Assign("sampling_backend", "pytorch", reason)
-    latent = s.model.architecture in _DETERMINISTIC_LATENT or (
-        s.version >= (0, 5, 15) and s.model.architecture == "Glm4MoeLiteForCausalLM"
-    )
-    if s.attention_backend is None and s.gpu.known:
-        new = s.gpu.sm100 or s.gpu.sm120
-        yield Fill("attention_backend", ("triton" if latent else "flashinfer") if new else "fa3")
-    backend = s.attention_backend
-    radix = ("fa3", "triton") + (("fa4",) if s.version >= (0, 5, 15) else ())
-    allowed = (*radix, "flashinfer")
-    if backend is not None and backend not in allowed:
-        yield Refuse(
-            f"deterministic inference does not run on attention backend {backend}",
-            ("enable_deterministic_inference", "attention_backend"),
-            allowed,
-        )
-    elif latent and backend not in radix:
-        yield Refuse(
-            f"deterministic inference of this model does not run on {backend}",
-            ("enable_deterministic_inference", "attention_backend"),
-            radix,
-        )
-    if backend not in radix:
-        yield Assign("disable_radix_cache", True, "the radix cache is not deterministic on this backend")
-    if s.tp_size > 1:
-        yield Assign("disable_custom_all_reduce", True, "NCCL's tree algorithm is deterministic")
-
-
-_DETERMINISTIC_LATENT = frozenset(
-    {
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "MistralLarge3ForCausalLM",
-        "PixtralForConditionalGeneration",
-        "GlmMoeDsaForCausalLM",
-    }
-)

@@ -12,6 +12,7 @@ COMPATIBLE = "cuda_graph_hook.py:disable_breakable_cudagraph_if_incompatible (0.
 _NO_PIECEWISE = frozenset(
     {"DeepseekV4ForCausalLM", "Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM", "LLaDAModelLM"}
 )
+_NO_PIECEWISE_TO_0_5_12 = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 #: Multimodal architectures whose language part may capture prefill graphs (0.5.18 and later).
 _MULTIMODAL_BREAKABLE = frozenset(
     {
@@ -37,7 +38,11 @@ def piecewise_off(s: State) -> Effects:
 
 def _piecewise_conflict(s: State) -> str | None:
     conflicts = (
-        (s.model.architecture in _NO_PIECEWISE, "this model architecture"),
+        (
+            s.model.architecture in _NO_PIECEWISE
+            or (s.version <= (0, 5, 12) and s.model.architecture in _NO_PIECEWISE_TO_0_5_12),
+            "this model architecture",
+        ),
         (s.version <= (0, 5, 11) and s.speculative_algorithm is not None, "speculative decoding"),
         (s.enable_dp_attention, "DP attention"),
         (s.enable_torch_compile, "--enable-torch-compile"),
@@ -114,7 +119,7 @@ def _breakable_conflict(s: State) -> str | None:
 
 @rule("graphs.deepep_buckets", Stage.GRAPHS, since="0.5.18", source="cuda_graph_hook.py:apply_deepep_adjustments")
 def deepep_buckets(s: State) -> Effects:
-    """With DeepEP the prefill graph sizes are rounded up to multiples of 8, and the largest is fixed before the chunk is known."""
+    """With DeepEP prefill graph sizes are rounded up to multiples of 8, before the chunk is known."""
     from servetune.engines.sglang.rules.memory_defaults import batch_sizes, prefill_graph_sizes
 
     if s.moe_a2a_backend != "deepep" or s.cuda_graph_backend_prefill != "breakable":
@@ -162,7 +167,7 @@ def padding_with_torch_compile(s: State) -> Effects:
     """Without padding torch.compile would compile every batch size."""
     if s.disable_cuda_graph_padding and s.enable_torch_compile:
         yield Refuse(
-            "--disable-cuda-graph-padding and --enable-torch-compile exclude each other: every batch size would be compiled",
+            "--disable-cuda-graph-padding and --enable-torch-compile exclude each other: every size would be compiled",
             ("disable_cuda_graph_padding", "enable_torch_compile"),
             ("drop --disable-cuda-graph-padding", "drop --enable-torch-compile"),
         )

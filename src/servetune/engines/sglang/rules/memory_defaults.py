@@ -20,7 +20,7 @@ _LARGEST = (0, 16384, 512, 512)
 
 def _tier(state: State) -> tuple[int, int]:
     tiers = _TIERS_0_5_19 if state.version >= (0, 5, 19) else _TIERS
-    memory = state.gpu.memory_mib
+    memory = state.gpu.memory_mib or 0.0
     _, chunk, small, large = next((tier for tier in tiers if memory < tier[0] * _GIB_MIB), _LARGEST)
     return chunk, (small if state.tp_size < 4 else large)
 
@@ -91,11 +91,11 @@ def automatic_fraction_0_5_2(s: State) -> Effects:
 
 def _activation_mib(s: State) -> float:
     chunk = s.chunked_prefill_size
-    return 1.5 * max(chunk if chunk > 0 else s.max_prefill_tokens, 2048)
+    return float(1.5 * max(chunk if chunk > 0 else s.max_prefill_tokens, 2048))
 
 
 def _attention_dp_mib(s: State, max_bs: int, groups: int) -> float:
-    return max_bs * groups * (4.5 if max_bs > 300 else 3.0)
+    return float(max_bs * groups * (4.5 if max_bs > 300 else 3.0))
 
 
 def _reserved_mib_to_0_5_13(s: State) -> float:
@@ -109,7 +109,7 @@ def _reserved_mib_to_0_5_13(s: State) -> float:
             reserved += 1536 if s.model.mla else 8 * len(_prefill_sizes(s))
     elif s.enable_piecewise_cuda_graph and s.version >= (0, 5, 7):
         reserved += 8 * len(_prefill_sizes(s))
-    if s.gpu.memory_mib > 60 * _GIB_MIB:
+    if (s.gpu.memory_mib or 0.0) > 60 * _GIB_MIB:
         reserved = max(reserved, 10 * _GIB_MIB)
     if s.speculative_algorithm == "STANDALONE":
         reserved += 6144
@@ -131,7 +131,7 @@ def _reserved_mib(s: State) -> float:
         reserved += 1536 if s.model.mla else 8 * len(_prefill_sizes(s))
         if s.moe_a2a_backend == "deepep" and s.cuda_graph_backend_prefill == "breakable" and s.version >= (0, 5, 16):
             reserved += 1024
-    if s.gpu.memory_mib > 60 * _GIB_MIB:
+    if (s.gpu.memory_mib or 0.0) > 60 * _GIB_MIB:
         reserved = max(reserved, 10 * _GIB_MIB)
     return float(reserved + (2048 if decode and s.moe_a2a_backend == "deepep" else 0))
 
@@ -157,9 +157,9 @@ def batch_sizes(listed: Any) -> list[int]:
 
 
 def _vision_factor(s: State) -> float:
-    """Multimodal models leave room for the vision tower, by its size against ViT-L/14 (`adjust_mem_fraction_for_vlm`)."""
+    """Multimodal models leave room for the vision tower, by its size (`adjust_mem_fraction_for_vlm`)."""
     model = s.model
-    if not model.multimodal or model.vision_layers is None and model.vision_hidden is None:
+    if not model.multimodal or (model.vision_layers is None and model.vision_hidden is None):
         return 1.0
     if s.language_only or s.language_model_only:
         return 1.0

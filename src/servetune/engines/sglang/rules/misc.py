@@ -13,6 +13,10 @@ def sampling_default(s: State) -> Effects:
     """Sampling runs on flashinfer."""
     if s.sampling_backend is None:
         yield Fill("sampling_backend", "flashinfer")
+    elif s.sampling_backend == "intel_xpu":
+        yield Refuse(
+            "--sampling-backend intel_xpu needs an Intel GPU", ("sampling_backend",), ("flashinfer", "pytorch")
+        )
 
 
 @rule("misc.context_length", Stage.MODEL_CONFIG, source="configs/model_config.py:_derive_context_length")
@@ -48,6 +52,16 @@ _COMPATIBLE_0_5_15 = {
 }
 #: Named methods that convert whatever the checkpoint holds.
 _CONVERTING = ("quark_mxfp4",)
+
+
+@rule("misc.quantization_known", Stage.MODEL_CONFIG, source="layers/quantization/__init__.py:QUANTIZATION_METHODS")
+def quantization_known(s: State) -> Effects:
+    """Some quantizations that the parser offers are not registered on NVIDIA GPUs."""
+    unknown = ("marlin", "mlx_q4", "mlx_q8") + (("gptq",) if s.version >= (0, 5, 19) else ())
+    if s.quantization in unknown and s.model.known and s.model.quantization.method is None:
+        yield Refuse(
+            f"--quantization {s.quantization} is not known on NVIDIA GPUs", ("quantization",), ("fp8", "leave it out")
+        )
 
 
 @rule("misc.quantization_matches_checkpoint", Stage.MODEL_CONFIG, source="configs/model_config.py:_verify_quantization")
@@ -156,7 +170,7 @@ def hierarchical_cache_decode(s: State) -> Effects:
         yield Assign("hicache_io_backend", io, "the page_first_direct layout needs direct transfers")
     if layout == "page_first" and io == "direct" and s.version >= (0, 5, 10):
         yield Assign("hicache_mem_layout", "page_first_direct", "direct transfers need the page_first_direct layout")
-    if not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
+    if s.version >= (0, 5, 19) or not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
         return
     if s.decode_attention_backend is not None:
         yield Assign("hicache_io_backend", "direct", "fa3 decode does not work with kernel transfers")

@@ -34,14 +34,18 @@ _HYBRID = frozenset({"Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration
     "model.attention_alias",
     Stage.EARLY,
     since="0.5.12",
-    until="0.5.19",
-    source="server_args.py:_handle_deprecated_args",
+    source="server_args.py:_handle_deprecated_args; 0.5.20+: arg_groups/serving_hook.py",
 )
 def attention_alias(s: State) -> Effects:
-    """`compressed` is the old name of the dsv4 attention backend."""
+    """Old names of attention backends: compressed is dsv4; newest, tokenspeed_mla is cutedsl_mla with an FP8 cache."""
     for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-        if getattr(s, field) == "compressed":
+        name = getattr(s, field)
+        if name == "compressed":
             yield Fill(field, "dsv4")
+        elif name == "tokenspeed_mla" and s.version >= (0, 5, 19):
+            yield Fill(field, "trtllm_mla" if field.startswith("prefill") else "cutedsl_mla")
+            if not field.startswith("prefill"):
+                yield Assign("kv_cache_dtype", "fp8_e4m3", "tokenspeed_mla keeps an FP8 cache")
 
 
 @rule("model.unquantized", Stage.EARLY, since="0.5.12", source="server_args.py:__post_init__")

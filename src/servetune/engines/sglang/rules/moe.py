@@ -27,7 +27,7 @@ def _quantization(s: State, methods: tuple[str | None, ...]) -> Effects:
 def _expert_parallel_one_or_tp(s: State) -> Effects:
     if s.ep_size not in (1, s.tp_size):
         yield Refuse(
-            f"--moe-runner-backend {s.moe_runner_backend} takes --ep-size 1 or --ep-size {s.tp_size} (= --tp-size), got {s.ep_size}",
+            f"--moe-runner-backend {s.moe_runner_backend} takes --ep-size 1 or {s.tp_size} (tp), got {s.ep_size}",
             ("moe_runner_backend", "ep_size", "tp_size"),
             ("--ep-size 1", f"--ep-size {s.tp_size}"),
         )
@@ -79,7 +79,7 @@ def nvfp4_on_sm120(s: State) -> Effects:
 
 @rule("moe.flashinfer_cutlass", Stage.MOE_RUNNER, since="0.5.3", source=SOURCE)
 def flashinfer_cutlass(s: State) -> Effects:
-    """flashinfer_cutlass takes NVFP4, ModelOpt FP8 or bf16, and an expert-parallel size of 1 or the tensor-parallel size."""
+    """flashinfer_cutlass takes NVFP4, ModelOpt FP8 or bf16, and an expert-parallel size of 1 or tp."""
     if s.moe_runner_backend != "flashinfer_cutlass":
         return
     mixed: tuple[str | None, ...] = ("modelopt_mixed",) if s.version >= (0, 5, 12) else ()
@@ -97,7 +97,7 @@ def flashinfer_cutlass_0_5_2(s: State) -> Effects:
 
 @rule("moe.flashinfer_cutedsl", Stage.MOE_RUNNER, since="0.5.10", source=SOURCE)
 def flashinfer_cutedsl(s: State) -> Effects:
-    """flashinfer_cutedsl takes NVFP4, few all-to-all backends, and an expert-parallel size of 1 or the tensor-parallel size."""
+    """flashinfer_cutedsl takes NVFP4, few all-to-all backends, and an expert-parallel size of 1 or tp."""
     if s.moe_runner_backend != "flashinfer_cutedsl":
         return
     newer: tuple[str | None, ...] = ("modelopt_mixed", "nvfp4_online") if s.version >= (0, 5, 15) else ()
@@ -181,3 +181,48 @@ def runner_switches_piecewise_off(s: State) -> Effects:
     )
     if here and not s.enforce_piecewise_cuda_graph:
         yield Assign("disable_piecewise_cuda_graph", True, f"torch.compile cannot trace {s.moe_runner_backend}")
+
+
+LORA = "arg_groups/lora_hook.py:check_lora_moe_runner_args"
+
+
+@rule("moe.lora_runner", Stage.CHECK, since="0.5.20", source=LORA)
+def lora_runner(s: State) -> Effects:
+    """LoRA MoE runners need LoRA, no all-to-all, no expert balancing, and are not for a draft."""
+    runner, draft = s.moe_runner_backend, s.speculative_moe_runner_backend
+    if s.speculative_algorithm is not None and draft is not None and draft.startswith("lora"):
+        yield Refuse(f"a draft model does not run on {draft}", ("speculative_moe_runner_backend",), ("auto",))
+    if not runner.startswith("lora"):
+        return
+    if not (s.enable_lora or s.lora_paths):
+        yield Refuse(
+            f"--moe-runner-backend {runner} needs --enable-lora", ("moe_runner_backend", "enable_lora"), ("auto",)
+        )
+    if s.quantization not in (None, "fp8", "modelopt_fp4") or (
+        s.quantization == "modelopt_fp4" and runner != "lora_marlin"
+    ):
+        yield Refuse(f"--moe-runner-backend {runner} does not take quantization {s.quantization!r}", _BOTH)
+    if s.moe_a2a_backend != "none":
+        yield Refuse(
+            f"--moe-runner-backend {runner} takes --moe-a2a-backend none",
+            ("moe_runner_backend", "moe_a2a_backend"),
+            ("none",),
+        )
+    if s.enable_eplb or s.init_expert_location != "trivial" or s.ep_num_redundant_experts > 0:
+        yield Refuse(f"--moe-runner-backend {runner} takes no expert balancing", ("moe_runner_backend", "enable_eplb"))
+
+
+@rule(
+    "moe.experimental_marlin",
+    Stage.EPLB,
+    since="0.5.18",
+    source="arg_groups/validation_hook.py:validate_experimental_sgl_marlin",
+)
+def experimental_marlin(s: State) -> Effects:
+    """The experimental Marlin runner takes no all-to-all under expert parallelism."""
+    if s.moe_runner_backend == "experimental_sgl_marlin" and s.ep_size > 1 and s.moe_a2a_backend != "none":
+        yield Refuse(
+            "--moe-runner-backend experimental_sgl_marlin takes --moe-a2a-backend none",
+            ("moe_runner_backend", "moe_a2a_backend"),
+            ("none",),
+        )

@@ -69,11 +69,13 @@ def eagle(s: State) -> Effects:
         )
     elif s.version <= (0, 5, 13) and "SGLANG_ENABLE_SPEC_V2" in s.env and not v2:
         yield Assign("disable_overlap_schedule", True, "SGLANG_ENABLE_SPEC_V2 is off")
-    if s.enable_mixed_chunk and not (s.version >= (0, 5, 20) and s.speculative_algorithm in _MIXED_CHUNK):
+    if s.enable_mixed_chunk and not _mixed_chunk(s):
         yield Assign("enable_mixed_chunk", False, "speculative decoding runs without mixed chunks")
 
 
-_MIXED_CHUNK: tuple[str, ...] = ()
+def _mixed_chunk(s: State) -> bool:
+    """Whether mixed chunks may stay on with this algorithm (`SpeculativeAlgorithm.supports_mixed_chunk`)."""
+    return s.version >= (0, 5, 20) and s.speculative_algorithm in ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 
 
 @rule("speculative.eagle_parameters", Stage.SPECULATIVE, source=SOURCE)
@@ -115,7 +117,7 @@ def tree_backends(s: State) -> Effects:
     allowed = ("flashinfer", "fa3") if s.version <= (0, 5, 9) else ("flashinfer", "fa3", "triton")
     if (s.page_size or 1) > 1 and s.attention_backend not in allowed:
         yield Refuse(
-            f"--speculative-eagle-topk {topk} with pages of {s.page_size} tokens does not work on {s.attention_backend}",
+            f"--speculative-eagle-topk {topk} with pages of {s.page_size} tokens fails on {s.attention_backend}",
             flags,
             ("--page-size 1", *(f"--attention-backend {name}" for name in allowed)),
         )
@@ -149,7 +151,7 @@ def ngram(s: State) -> Effects:
 @rule("speculative.no_mixed_chunk", Stage.CHECK, source="server_args.py:check_server_args")
 def no_mixed_chunk(s: State) -> Effects:
     """Mixed chunks and speculative decoding exclude each other."""
-    if s.speculative_algorithm is not None and s.enable_mixed_chunk and s.speculative_algorithm not in _MIXED_CHUNK:
+    if s.speculative_algorithm is not None and s.enable_mixed_chunk and not _mixed_chunk(s):
         yield Refuse(
             "--enable-mixed-chunk and speculative decoding exclude each other",
             ("enable_mixed_chunk", "speculative_algorithm"),

@@ -1,0 +1,308 @@
+"""Layer 3: what a configuration needs of a GPU's memory, before anything is launched.
+
+The engine's arithmetic (`model_runner_kv_cache_mixin.py`, from 0.5.20 on `pool_configurator.py`):
+`KV bytes = available after load - before load x (1 - fraction)`. So a fraction can work when it is above
+`weights / before load` (something is left for the KV cache) and when `before load x (1 - fraction)` still holds the
+graphs, activations and tables. Shapes give an estimate; one log of the class of configurations makes it tight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from servetune.core.engine import Violation
+from servetune.core.node import NodeFacts
+from servetune.core.space import Assignment, Frozen
+from servetune.engines.sglang import _memory_cache, _memory_weights, _memory_workspaces
+from servetune.engines.sglang._memory_calibration import Calibration, ClassMemory, calibrate, class_key
+from servetune.engines.sglang.model_config import model_facts
+from servetune.engines.sglang.rules._registry import parse_version
+from servetune.engines.sglang.rules._run import run
+from servetune.engines.sglang.rules._state import State
+
+__all__ = ["Calibration", "ClassMemory", "MemoryForecast", "calibrate", "class_key", "forecast", "memory_violations"]
+
+_GIB = 2**30
+SOURCE = "model_executor/model_runner_kv_cache_mixin.py; 0.5.20+: model_executor/pool_configurator.py"
+#: Relative error of weights, and of what must stay free, by what is known: nothing, another class, this class.
+_WEIGHT_ERROR = {"shapes": 0.03, "node": 0.01, "class": 0.002}
+_HEADROOM_ERROR = {"shapes": 0.5, "node": 0.5, "class": 0.25}
+#: Allocator and kernels loaded with the weights: what H200 launches showed above the sum of the shapes.
+_LOADED_KERNELS_BYTES = int(0.02 * _GIB)
+
+
+class MemoryForecast(Frozen):
+    """Memory of one GPU, in bytes unless said otherwise.
+
+    `fraction_low`, `fraction_high`: the interval that can work; outside of it the launch is known to die.
+    `fraction_needed`: the best estimate of the smallest fraction with room for one token. `fraction`: the one that the
+    launch would use, named or automatic. `known_from`: shapes, node (another class was launched) or class.
+    """
+
+    before_load_bytes: int
+    weights: Mapping[str, int] = Field(default_factory=dict)
+    weights_bytes: int
+    workspace_bytes: int
+    kv_bytes_per_token: float
+    table_bytes: int
+    graph_bytes: int
+    activation_bytes: int
+    fraction: float | None
+    fraction_named: bool
+    fraction_low: float
+    fraction_needed: float
+    fraction_high: float
+    kv_tokens: int | None
+    page_tokens: int
+    max_total_tokens: int | None
+    known_from: str
+
+    def kv_tokens_at(self, fraction: float) -> int:
+        """KV tokens that fit at a memory fraction; 0 when the weights leave nothing."""
+        return _tokens(self.before_load_bytes, self.weights_bytes, self.kv_bytes_per_token, fraction, self.page_tokens)
+
+    def fraction_for(self, tokens: int) -> float:
+        """Smallest fraction at which `tokens` fit."""
+        return (self.weights_bytes + tokens * self.kv_bytes_per_token) / self.before_load_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fraction in use lies in the interval that can work."""
+        return self.fraction is None or self.fraction_low <= self.fraction <= self.fraction_high
+
+
+def forecast(
+    assignment: Assignment,
+    facts: NodeFacts,
+    engine_version: str,
+    model_config: Mapping[str, Any] | None,
+    calibration: Calibration | None = None,
+) -> MemoryForecast | None:
+    """Memory of one GPU under `assignment`; None when the GPU's memory or the model is not known."""
+    state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
+    if state.gpu.memory_mib is None or not state.model.known or not state.model.layers:
+        return None
+    named = state.mem_fraction_static is not None
+    run(state)
+    return _forecast(state, named, _known(state, assignment, facts, engine_version, model_config, calibration))
+
+
+def memory_violations(
+    found: MemoryForecast | None, assignment: Assignment, named_only: bool = True
+) -> tuple[Violation, ...]:
+    """Layer `memory`: the fraction lies outside the interval. `named_only`: the automatic fraction is not judged."""
+    if found is None or found.fraction is None or found.fits or (named_only and not found.fraction_named):
+        return ()
+    too_low = found.fraction < found.fraction_low
+    whose = "--mem-fraction-static" if found.fraction_named else "the automatic memory fraction"
+    message = _too_low(found, whose) if too_low else _too_high(found, whose)
+    bound = found.fraction_needed if too_low else found.fraction_high
+    relation = "above" if too_low else "below"
+    return (
+        Violation(
+            rule="memory.fraction_too_low" if too_low else "memory.fraction_too_high",
+            layer="memory",
+            flags=tuple(flag for flag in assignment if flag in ("mem-fraction-static", "tp-size", "moe-a2a-backend")),
+            message=message,
+            alternatives=(f"--mem-fraction-static {relation} {bound:.3f}",),
+            source=SOURCE,
+        ),
+    )
+
+
+def _too_low(found: MemoryForecast, whose: str) -> str:
+    before, free = found.before_load_bytes, found.before_load_bytes - found.weights_bytes
+    held = before * (1 - (found.fraction or 0))
+    return (
+        f"{whose} {found.fraction:.4g} leaves nothing for the KV cache: {free / _GIB:.1f} of {before / _GIB:.1f} GiB "
+        f"are free after loading, {held / _GIB:.1f} are held back; the smallest fraction is "
+        f"1 - {free / _GIB:.1f}/{before / _GIB:.1f} = {found.fraction_needed:.3f}"
+    )
+
+
+def _too_high(found: MemoryForecast, whose: str) -> str:
+    needed = found.table_bytes + found.graph_bytes + found.activation_bytes
+    held = found.before_load_bytes * (1 - (found.fraction or 0))
+    return (
+        f"{whose} {found.fraction:.4g} holds back {held / _GIB:.2f} GiB, and graphs, activations and tables "
+        f"need about {needed / _GIB:.2f} GiB; the largest fraction is {found.fraction_high:.3f}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What launches say about this configuration: numbers of its class, or a correction from other classes."""
+
+    source: str = "shapes"
+    memory: ClassMemory | None = None
+    correction_bytes: int = 0
+    before_load_bytes: int | None = None
+
+
+def _known(
+    state: State,
+    assignment: Assignment,
+    facts: NodeFacts,
+    engine_version: str,
+    model_config: Mapping[str, Any] | None,
+    calibration: Calibration | None,
+) -> _Known:
+    if calibration is None or not calibration.classes:
+        return _Known()
+    own = calibration.classes.get(class_key(assignment))
+    if own is not None and own.weights_bytes is not None:
+        return _Known("class", own)
+    errors, before = [], []
+    for other in calibration.classes.values():
+        several = _ranks(other.assignment) > 1
+        if several == (state.tp_size * state.pp_size > 1):
+            before.append(other.before_load_bytes)
+        if other.weights_bytes is not None:
+            shapes = State(other.assignment, facts, state.version, state.model)
+            run(shapes)
+            errors.append((other.weights_bytes - _static_bytes(shapes)[1]) / max(1, _static_bytes(shapes)[1]))
+    if not errors:
+        return _Known("shapes", own)
+    mean = sum(errors) / len(errors)
+    return _Known("node", own, int(mean * _static_bytes(state)[1]), min(before, default=None))
+
+
+def _ranks(assignment: Assignment) -> int:
+    sizes = [assignment.get(flag, 1) for flag in ("tp-size", "pp-size")]
+    return int(sizes[0]) * int(sizes[1])
+
+
+def _static_bytes(state: State) -> tuple[dict[str, int], int]:
+    """(weights by part, weights and workspaces together), from shapes alone."""
+    parts = _memory_weights.weight_bytes(state.model, _layout(state), state.quantization)
+    workspaces = _memory_workspaces.a2a_bytes(state) if state.moe_a2a_backend == "flashinfer" else 0
+    return parts, sum(parts.values()) + workspaces + _LOADED_KERNELS_BYTES
+
+
+def _layout(state: State) -> _memory_weights.Layout:
+    attention = state.attention_tp
+    data_parallel = state.attention_dp > 1
+    dense = 1 if state.moe_dense_tp_size == 1 else state.tp_size
+    fused = (
+        state.model.architecture == "DeepseekV3ForCausalLM"
+        and state.model.experts == 256
+        and not state.disable_shared_experts_fusion
+        and state.moe_a2a_backend == "none"
+    )
+    return _memory_weights.Layout(
+        tensor=state.tp_size,
+        pipeline=state.pp_size,
+        attention=attention,
+        dense=dense,
+        head=attention if data_parallel and state.enable_dp_lm_head else state.tp_size,
+        replicate_shared=state.moe_a2a_backend in _memory_weights.REPLICATING_A2A,
+        fused_shared=fused,
+        redundant_experts=int(state.ep_num_redundant_experts),
+        draft_layers=_draft_layers(state),
+    )
+
+
+def _draft_layers(state: State) -> int:
+    """From 0.5.14 on the draft is loaded before the pool is sized; a checkpoint's own draft is its next-token layer."""
+    drafts = state.speculative_algorithm in ("EAGLE", "NEXTN") and state.version >= (0, 5, 14)
+    return min(1, state.model.nextn_layers) if drafts else 0
+
+
+def _before_load_bytes(state: State, known: _Known) -> int:
+    if known.memory is not None:
+        return known.memory.before_load_bytes
+    if known.before_load_bytes is not None:
+        return known.before_load_bytes
+    several = state.tp_size * state.pp_size > 1
+    taken = _memory_workspaces.CONTEXT_BYTES + (_memory_workspaces.COMMUNICATION_BYTES if several else 0)
+    return int((state.gpu.memory_mib or 0) * 2**20) - taken
+
+
+def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
+    model = state.model
+    before = _before_load_bytes(state, known)
+    parts, static = _static_bytes(state)
+    weights = static + known.correction_bytes
+    if known.source == "class" and known.memory is not None and known.memory.weights_bytes is not None:
+        weights = known.memory.weights_bytes
+    drafts = state.speculative_algorithm not in (None, "NGRAM")
+    per_token = _memory_cache.bytes_per_token(model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts)
+    fraction, page = state.mem_fraction_static, int(state.page_size or 1)
+    tokens = None if fraction is None else _tokens(before, weights, per_token, fraction, page)
+    if tokens is not None and state.max_total_tokens is not None:
+        tokens = min(tokens, int(state.max_total_tokens))
+    tables, graphs, activations = _headroom(state, known, tokens or 0)
+    later = _memory_workspaces.symmetric_memory_bytes(state)
+    low, high = _interval(before, weights, tables + graphs + activations + later, known.source)
+    return MemoryForecast(
+        before_load_bytes=before,
+        weights=parts,
+        weights_bytes=weights,
+        workspace_bytes=_memory_workspaces.a2a_bytes(state) + later,
+        kv_bytes_per_token=per_token,
+        table_bytes=tables,
+        graph_bytes=graphs,
+        activation_bytes=activations,
+        fraction=fraction,
+        fraction_named=named,
+        fraction_low=low,
+        fraction_needed=weights / before,
+        fraction_high=high,
+        kv_tokens=tokens,
+        page_tokens=page,
+        max_total_tokens=state.max_total_tokens,
+        known_from=known.source,
+    )
+
+
+def _interval(before: int, weights: int, headroom: int, source: str) -> tuple[float, float]:
+    """Only what surely dies lies outside: errors widen the interval on both sides."""
+    low = weights * (1 - _WEIGHT_ERROR[source]) / before
+    high = 1 - headroom * (1 - _HEADROOM_ERROR[source]) / before
+    return max(0.0, low), min(1.0, high)
+
+
+def _tokens(before: int, weights: int, per_token: float, fraction: float, page: int) -> int:
+    rest = (before - weights) - before * (1 - fraction)
+    return max(0, int(rest / per_token)) // page * page if per_token else 0
+
+
+def _headroom(state: State, known: _Known, tokens: int) -> tuple[int, int, int]:
+    """(tables, graphs, activations and the rest) that must fit beside weights and KV cache."""
+    context = state.context_length or state.model.context_tokens
+    requests = _memory_cache.running_requests(state.max_running_requests, state.attention_dp, tokens, context)
+    tables = _memory_cache.table_bytes(requests, context)
+    largest, sizes, prefill_sizes = _graphs(state, requests)
+    decode = _memory_workspaces.decode_graph_bytes(state.model, sizes)
+    prefill = _memory_workspaces.prefill_graph_bytes(state.model, prefill_sizes)
+    chunk = state.chunked_prefill_size if (state.chunked_prefill_size or 0) > 0 else state.max_prefill_tokens
+    activations = _memory_workspaces.activation_bytes(state.model, state.tp_size, max(chunk, largest))
+    memory = known.memory
+    if memory is not None and sizes and memory.decode_graph_bytes is not None and memory.decode_graph_sizes:
+        decode = int(memory.decode_graph_bytes * sizes / memory.decode_graph_sizes)
+    if memory is not None and prefill_sizes and memory.prefill_graph_bytes is not None:
+        prefill, activations = memory.prefill_graph_bytes, 0  # the capture has run the largest prefill
+    return tables, decode + prefill, activations + _memory_workspaces.MISCELLANEOUS_BYTES
+
+
+def _graphs(state: State, requests: int) -> tuple[int, int, int]:
+    """(largest decode graph, number of decode graphs, number of prefill graphs)."""
+    from servetune.engines.sglang.rules.memory_defaults import prefill_graph_sizes
+
+    new = state.version >= (0, 5, 14)
+    off = state.cuda_graph_backend_decode == "disabled" if new else state.disable_cuda_graph
+    largest = (state.cuda_graph_max_bs_decode if new else state.cuda_graph_max_bs) or 0
+    largest = 0 if off else min(largest, requests)
+    drafts = state.speculative_algorithm is not None
+    sizes = _memory_workspaces.decode_graph_sizes(largest, drafts, not state.disable_cuda_graph_padding)
+    if new:
+        prefill_on, tokens = state.cuda_graph_backend_prefill != "disabled", state.cuda_graph_max_bs_prefill
+    else:
+        default_on = state.version >= (0, 5, 10) and not state.disable_piecewise_cuda_graph
+        prefill_on = not off and (default_on or (state.version < (0, 5, 10) and state.enable_piecewise_cuda_graph))
+        tokens = state.piecewise_cuda_graph_max_tokens
+    return largest, sizes, len(prefill_graph_sizes(tokens)) if prefill_on and tokens else 0

@@ -1,0 +1,429 @@
+"""Accepted by the engine's checks, dead later: rules of layer `runtime`, each with its evidence in `source`.
+
+Evidence is a source line of SGLang, an issue thread, or a log of a real launch.
+"""
+
+from __future__ import annotations
+
+from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
+from servetune.engines.sglang.rules._state import State
+
+_ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+REGISTRY = "layers/attention/attention_registry.py"
+#: Attention backends of other hardware; their kernels cannot be imported on NVIDIA GPUs.
+_FOREIGN_ATTENTION = frozenset({"aiter", "wave", "ascend", "intel_amx", "intel_xpu"})
+_LATENT_ONLY = frozenset({"trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla", "cutlass_mla"})
+_SPARSE_ONLY = frozenset({"nsa", "dsa"})
+_FOREIGN_A2A = frozenset({"ascend_fuseep", "mori"})
+
+
+@rule(
+    "runtime.more_ranks_than_gpus",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="launch log, tensor parallel 2 on one GPU: torch.AcceleratorError: CUDA error: invalid device ordinal",
+)
+def more_ranks_than_gpus(s: State) -> Effects:
+    """Every rank needs a GPU of its own; replicas multiply them."""
+    if s.gpu.count == 0:
+        return
+    replicas = s.dp_size if s.version >= (0, 5, 22) or not s.enable_dp_attention else 1
+    ranks = -(-s.tp_size * s.pp_size // max(1, s.nnodes)) * replicas
+    needed = s.base_gpu_id + (ranks - 1) * s.gpu_id_step + 1
+    if needed > s.gpu.count:
+        yield Refuse(
+            f"{ranks} ranks (tp {s.tp_size} x pp {s.pp_size} x replicas {replicas}) need {needed} GPUs, "
+            f"the node has {s.gpu.count}",
+            ("tp_size", "pp_size", "dp_size"),
+            (f"at most {s.gpu.count} ranks",),
+        )
+
+
+@rule(
+    "runtime.memory_fraction_range",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="model_runner_kv_cache_mixin.py: the pool takes available - pre x (1 - fraction), all memory at 1",
+)
+def memory_fraction_range(s: State) -> Effects:
+    """A memory fraction lies strictly between 0 and 1; the engine's parser takes any number."""
+    fraction = s.user.get("mem_fraction_static")
+    if fraction is not None and not 0 < fraction < 1:
+        yield Refuse(
+            f"--mem-fraction-static {fraction} does not lie between 0 and 1", ("mem_fraction_static",), ("0.85",)
+        )
+
+
+@rule(
+    "runtime.expert_ranks",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="distributed/parallel_state.py:initialize_model_parallel; "
+    "launch logs, ep 2 on tp 1 and ep 3 on tp 2: ZeroDivisionError",
+)
+def expert_ranks(s: State) -> Effects:
+    """The expert-parallel size divides the tensor-parallel size."""
+    if s.ep_size < 1 or s.tp_size % s.ep_size:
+        allowed = tuple(f"--ep-size {n}" for n in range(1, s.tp_size + 1) if s.tp_size % n == 0)
+        yield Refuse(f"--ep-size {s.ep_size} does not divide --tp-size {s.tp_size}", ("ep_size", "tp_size"), allowed)
+
+
+@rule(
+    "runtime.experts_per_rank",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="layers/moe/fused_moe_triton/layer.py: assert num_experts % moe_ep_size == 0",
+)
+def experts_per_rank(s: State) -> Effects:
+    """Every expert-parallel rank holds the same number of experts."""
+    experts = s.model.experts + (s.ep_num_redundant_experts if s.model.moe else 0)
+    if s.model.moe and s.ep_size > 0 and experts % s.ep_size:
+        yield Refuse(
+            f"{experts} experts (with redundant ones) do not spread over --ep-size {s.ep_size}",
+            ("ep_size", "ep_num_redundant_experts"),
+        )
+
+
+@rule(
+    "runtime.attention_heads",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="models/*.py: assert total_num_heads % attn_tp_size == 0; kv heads divide or are divided",
+)
+def attention_heads(s: State) -> Effects:
+    """Attention heads spread evenly over the ranks that share a layer."""
+    tp, model = s.attention_tp, s.model
+    if not model.known or not model.heads:
+        return
+    if model.heads % tp:
+        yield Refuse(f"{model.heads} attention heads do not spread over {tp} ranks", ("tp_size", "dp_size"))
+    elif not model.mla and model.kv_heads % tp and tp % model.kv_heads:
+        yield Refuse(
+            f"{model.kv_heads} key-value heads neither divide nor are divided by {tp} ranks", ("tp_size", "dp_size")
+        )
+
+
+@rule(
+    "runtime.fp8_blocks",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="layers/quantization/fp8.py:Fp8MoEMethod.create_weights: output_size not divisible by block_n",
+)
+def fp8_blocks(s: State) -> Effects:
+    """Block-quantized experts split into whole blocks."""
+    block, model = s.model.quantization.block_n, s.model
+    if not block or not model.moe or s.ep_size < 1 or s.tp_size % s.ep_size:
+        return
+    if s.version >= (0, 5, 15) and s.moe_runner_backend.startswith("flashinfer_trtllm"):
+        return  # rounds the shard up to whole blocks
+    shard = model.moe_intermediate * s.ep_size * max(1, s.moe_dp_size) / s.tp_size
+    if shard % block:
+        fits = [
+            n
+            for n in range(1, s.tp_size + 1)
+            if s.tp_size % n == 0 and model.moe_intermediate * n / s.tp_size % block == 0
+        ]
+        yield Refuse(
+            f"an expert's {model.moe_intermediate} columns over {s.tp_size // s.ep_size} ranks: shards of {shard:g}, "
+            f"not a multiple of the FP8 block of {block}",
+            ("tp_size", "ep_size"),
+            tuple(f"--ep-size {n}" for n in fits),
+        )
+
+
+@rule("runtime.fa3_gpu", Stage.RUNTIME, layer="runtime", source=f"{REGISTRY}:create_flashattention_v3_backend")
+def fa3_gpu(s: State) -> Effects:
+    """fa3 has kernels for compute capability 9, and for 8 without latent attention."""
+    if (
+        "fa3" in s.attention_backends
+        and s.gpu.known
+        and s.gpu.major != 9
+        and not (s.gpu.major == 8 and not s.model.mla)
+    ):
+        yield Refuse(
+            f"attention backend fa3 does not run on compute capability {s.gpu.sm / 10:g}",
+            _ATTENTION,
+            ("flashinfer", "triton"),
+        )
+
+
+@rule(
+    "runtime.fa4_gpu",
+    Stage.RUNTIME,
+    layer="runtime",
+    until="0.5.12",
+    source="sgl_kernel/_fa4_interface.py: compute capability 9 and 10 only",
+)
+def fa4_gpu(s: State) -> Effects:
+    """fa4 has kernels for compute capability 9 and 10."""
+    if "fa4" in s.attention_backends and s.gpu.known and s.gpu.major not in (9, 10):
+        yield Refuse(
+            f"attention backend fa4 does not run on compute capability {s.gpu.sm / 10:g}",
+            _ATTENTION,
+            ("flashinfer", "triton"),
+        )
+
+
+@rule("runtime.latent_backends", Stage.RUNTIME, layer="runtime", source=f"{REGISTRY}: can only be used with MLA models")
+def latent_backends(s: State) -> Effects:
+    """Backends for latent attention need a model that has it, and the other way round for trtllm_mha."""
+    if not s.model.known:
+        return
+    for name in dict.fromkeys(s.attention_backends):
+        if name in _LATENT_ONLY and not s.model.mla:
+            yield Refuse(
+                f"attention backend {name} needs a model with latent attention (MLA)",
+                _ATTENTION,
+                ("flashinfer", "triton"),
+            )
+        elif name == "trtllm_mha" and s.model.mla:
+            yield Refuse(
+                "attention backend trtllm_mha does not run latent attention (MLA)", _ATTENTION, ("trtllm_mla", "triton")
+            )
+        elif name in _SPARSE_ONLY and not s.model.dsa:
+            yield Refuse(
+                f"attention backend {name} needs a model with a sparse-attention indexer",
+                _ATTENTION,
+                ("flashinfer", "triton"),
+            )
+
+
+@rule(
+    "runtime.foreign_attention", Stage.RUNTIME, layer="runtime", source=f"{REGISTRY}: imports kernels of other hardware"
+)
+def foreign_attention(s: State) -> Effects:
+    """Attention backends for AMD, Intel and Ascend do not run on NVIDIA GPUs."""
+    for name in dict.fromkeys(s.attention_backends):
+        if s.gpu.known and name in _FOREIGN_ATTENTION:
+            yield Refuse(f"attention backend {name} is for other hardware", _ATTENTION, ("flashinfer", "triton"))
+
+
+@rule(
+    "runtime.foreign_a2a",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="layers/moe/token_dispatcher/: mori needs ROCm, ascend_fuseep Ascend",
+)
+def foreign_a2a(s: State) -> Effects:
+    """All-to-all backends for AMD and Ascend do not run on NVIDIA GPUs."""
+    if s.gpu.known and s.moe_a2a_backend in _FOREIGN_A2A:
+        yield Refuse(
+            f"--moe-a2a-backend {s.moe_a2a_backend} is for other hardware", ("moe_a2a_backend",), ("none", "deepep")
+        )
+
+
+@rule(
+    "runtime.nvfp4_gpu",
+    Stage.RUNTIME,
+    layer="runtime",
+    until="0.5.12",
+    source="modelopt_quant.py:ModelOptFp4Config.get_min_capability is 100; model_loader/loader.py refuses",
+)
+def nvfp4_gpu(s: State) -> Effects:
+    """NVFP4 weights need compute capability 10 up to 0.5.12."""
+    if s.gpu.known and s.gpu.sm < 100 and "modelopt_fp4" in (s.quantization, s.model.quantization.method):
+        yield Refuse(f"NVFP4 weights need compute capability 10.0, the GPU has {s.gpu.sm / 10:g}", ("quantization",))
+
+
+#: Methods that read their parameters from the checkpoint.
+_NEED_CHECKPOINT = frozenset(
+    {
+        "awq",
+        "awq_marlin",
+        "gptq",
+        "gptq_marlin",
+        "marlin",
+        "compressed-tensors",
+        "w4afp8",
+        "moe_wna16",
+        "qoq",
+        "auto-round",
+    }
+)
+
+
+@rule(
+    "runtime.quantized_checkpoint",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="model_loader/weight_utils.py:get_quant_config: Cannot find the config file for …",
+)
+def quantized_checkpoint(s: State) -> Effects:
+    """Some quantizations cannot be made from an unquantized checkpoint."""
+    if s.model.known and s.model.quantization.method is None and s.user.get("quantization") in _NEED_CHECKPOINT:
+        yield Refuse(
+            f"--quantization {s.quantization} needs a checkpoint quantized that way, this one is not quantized",
+            ("quantization",),
+            ("--quantization fp8", "leave it out"),
+        )
+
+
+@rule(
+    "runtime.flashinfer_a2a_weights",
+    Stage.RUNTIME,
+    layer="runtime",
+    since="0.5.7",
+    source="compressed_tensors_wNa16_moe.py, awq.py, gptq.py run on Marlin or Triton only; "
+    "a launch of an int4 model on 8 GPUs died with an assertion after the memory check",
+)
+def flashinfer_a2a_weights(s: State) -> Effects:
+    """The flashinfer all-to-all dispatches to FlashInfer's kernels, which take no int4 weights."""
+    method, bits = s.model.quantization.method, s.model.quantization.bits
+    int4 = method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "moe_wna16") or (
+        method == "compressed-tensors" and bits == 4
+    )
+    if s.moe_a2a_backend == "flashinfer" and int4:
+        yield Refuse(
+            f"--moe-a2a-backend flashinfer has no kernels for {method} weights of {bits:g} bits",
+            ("moe_a2a_backend", "moe_runner_backend"),
+            ("--moe-a2a-backend none",),
+        )
+
+
+@rule(
+    "runtime.flashinfer_a2a_workspace",
+    Stage.RUNTIME,
+    layer="runtime",
+    since="0.5.7",
+    until="0.5.19",
+    source="token_dispatcher/flashinfer.py: num_tokens exceeds max_num_tokens; checked at start from 0.5.20 on",
+)
+def flashinfer_a2a_workspace(s: State) -> Effects:
+    """The workspace of the flashinfer all-to-all holds 1,024 tokens per rank unless told otherwise."""
+    if s.moe_a2a_backend != "flashinfer" or s.chunked_prefill_size is None:
+        return
+    capacity = s.env_int("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 1024) * s.ep_size
+    chunk = s.chunked_prefill_size if s.chunked_prefill_size > 0 else s.max_prefill_tokens
+    if chunk > capacity:
+        yield Refuse(
+            f"a prefill chunk of {chunk} tokens does not fit the all-to-all workspace of {capacity} tokens",
+            ("moe_a2a_backend", "chunked_prefill_size", "tp_size"),
+            (
+                f"--chunked-prefill-size {capacity}",
+                f"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK {-(-chunk // s.ep_size)}",
+            ),
+        )
+
+
+@rule(
+    "runtime.allreduce_fusion_gpu",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="flashinfer JIT: No supported CUDA architectures found for major versions [9, 10]; "
+    "https://github.com/sgl-project/sglang/issues/15650",
+)
+def allreduce_fusion_gpu(s: State) -> Effects:
+    """FlashInfer's all-reduce fusion has kernels for compute capability 9 and 10; elsewhere capture dies."""
+    on = s.enable_flashinfer_allreduce_fusion or s.flashinfer_allreduce_fusion_backend is not None
+    if on and s.gpu.known and s.gpu.major not in (9, 10) and s.tp_size > 1 and s.attention_dp == 1:
+        yield Refuse(
+            f"FlashInfer's all-reduce fusion has no kernels for compute capability {s.gpu.sm / 10:g}",
+            ("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
+            ("leave it out",),
+        )
+
+
+_TRTLLM = frozenset({"flashinfer_trtllm", "flashinfer_trtllm_routed", "experimental_sgl_trtllm"})
+
+
+@rule(
+    "runtime.trtllm_runner_gpu",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="overrides.py: trtllm-gen MoE kernels are SM100-only",
+)
+def trtllm_runner_gpu(s: State) -> Effects:
+    """The trtllm MoE kernels exist for compute capability 10 only."""
+    if s.model.moe and s.moe_runner_backend in _TRTLLM and s.gpu.known and s.gpu.major != 10:
+        yield Refuse(
+            f"--moe-runner-backend {s.moe_runner_backend} has kernels for compute capability 10 only",
+            ("moe_runner_backend",),
+            ("--moe-runner-backend triton", "--moe-runner-backend flashinfer_cutlass"),
+        )
+
+
+@rule(
+    "runtime.mxfp4_runner",
+    Stage.RUNTIME,
+    layer="runtime",
+    source="launch log, flashinfer_mxfp4 with bf16 weights: ValueError: too many values to unpack (expected 3)",
+)
+def mxfp4_runner(s: State) -> Effects:
+    """The flashinfer_mxfp4 runner takes MXFP4 weights."""
+    mxfp4 = "mxfp4" in (s.quantization, s.model.quantization.method)
+    if s.model.known and s.model.moe and s.moe_runner_backend == "flashinfer_mxfp4" and not mxfp4:
+        yield Refuse(
+            "--moe-runner-backend flashinfer_mxfp4 takes MXFP4 weights only", ("moe_runner_backend",), ("auto",)
+        )
+
+
+@rule(
+    "runtime.explicit_runner_with_awq",
+    Stage.RUNTIME,
+    layer="runtime",
+    since="0.5.7",
+    source="layers/quantization/awq.py and gptq.py: assert get_moe_runner_backend().is_auto()",
+)
+def explicit_runner_with_awq(s: State) -> Effects:
+    """AWQ and GPTQ experts choose their kernel themselves; a named runner trips an assertion without a message."""
+    if s.model.moe and s.model.quantization.method in ("awq", "gptq") and s.moe_runner_backend != "auto":
+        yield Refuse(
+            f"--moe-runner-backend {s.moe_runner_backend} with {s.model.quantization.method} weights: only auto works",
+            ("moe_runner_backend",),
+            ("auto",),
+        )
+
+
+@rule(
+    "runtime.hpc_ops",
+    Stage.RUNTIME,
+    layer="runtime",
+    since="0.5.18",
+    source="layers/moe/moe_runner/runner.py: hpc_ops is for SM90 and FP8",
+)
+def hpc_ops(s: State) -> Effects:
+    """The hpc_ops runner is for compute capability 9 and FP8 weights."""
+    fp8 = "fp8" in (s.quantization, s.model.quantization.method)
+    if s.moe_runner_backend == "hpc_ops" and ((s.gpu.known and not s.gpu.sm90) or (s.model.known and not fp8)):
+        yield Refuse(
+            "--moe-runner-backend hpc_ops needs compute capability 9 and FP8 weights",
+            ("moe_runner_backend",),
+            ("auto",),
+        )
+
+
+@rule(
+    "runtime.cutlass_nvfp4",
+    Stage.RUNTIME,
+    layer="runtime",
+    since="0.5.20",
+    source="layers/quantization/modelopt_quant.py: moe_runner_backend=cutlass is not supported for NVFP4 MoE",
+)
+def cutlass_nvfp4(s: State) -> Effects:
+    """The cutlass runner does not take NVFP4 experts."""
+    if (
+        s.model.moe
+        and s.moe_runner_backend == "cutlass"
+        and "modelopt_fp4" in (s.quantization, s.model.quantization.method)
+    ):
+        yield Refuse(
+            "--moe-runner-backend cutlass does not take NVFP4 weights", ("moe_runner_backend",), ("flashinfer_cutlass",)
+        )
+
+
+@rule(
+    "runtime.nccl_tree_in_graphs",
+    Stage.RUNTIME,
+    layer="runtime",
+    majors=(12,),
+    source="launch on 8 PCIe GPUs of compute capability 12.0: NCCL_ALGO=Tree is incompatible with CUDA graphs there",
+)
+def nccl_tree_in_graphs(s: State) -> Effects:
+    """NCCL's tree algorithm cannot be captured on PCIe GPUs of compute capability 12."""
+    graphs = not s.disable_cuda_graph and s.cuda_graph_backend_decode != "disabled"
+    if s.env.get("NCCL_ALGO") == "Tree" and graphs and s.gpu.nvlink is False and s.tp_size > 1:
+        yield Refuse(
+            "NCCL_ALGO=Tree cannot be captured in CUDA graphs on this node",
+            ("env.NCCL_ALGO", "disable_cuda_graph"),
+            ("env.NCCL_ALGO Ring", "--disable-cuda-graph"),
+        )
