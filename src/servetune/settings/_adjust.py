@@ -19,7 +19,7 @@ from servetune.core.space import (
 from servetune.settings._document import Node
 from servetune.settings._domains import contains, domain, possible_values, suggest
 from servetune.settings._problems import Problems, did_you_mean, one_of
-from servetune.settings._space import Reading, flags_of, may_be, parameters_of
+from servetune.settings._space import Reading, flags_of, flags_set_by, may_be, parameters_of
 from servetune.settings._values import assignment
 
 ADJUSTMENT_KEYS = ("base", "narrow", "fix", "drop", "extend")
@@ -55,7 +55,7 @@ def fixing(space: SearchSpace, flags: Mapping[str, Value], node: Node, problems:
             plain[name] = value
     rest = [parameter for parameter in space.parameters if parameter.name not in flags]
     for parameter in rest:
-        for flag in sorted(flags_of(parameter) & plain.keys()):
+        for flag in sorted(flags_set_by(parameter) & plain.keys()):
             at = node.entries.get(flag, node)
             text = f"{flag!r} is set by the bundle {parameter.name!r}, too; fix or drop that bundle, or leave this out"
             problems.add(at.key_place or at.place, at.path, text)

@@ -74,6 +74,14 @@ def flags_of(parameter: Parameter) -> frozenset[str]:
     return frozenset({parameter.name})
 
 
+def flags_set_by(parameter: Parameter) -> frozenset[str]:
+    """Those that some value sets. A bundle may besides leave out, with null, a flag that the study fixes."""
+    if not isinstance(parameter.domain, BundleDomain):
+        return flags_of(parameter)
+    options = parameter.domain.options.values()
+    return frozenset(flag for option in options for flag, value in option.items() if value is not None)
+
+
 def _parameter(name: str, node: Node, before: Sequence[Parameter], reading: Reading) -> Parameter | None:
     problems = reading.problems
     if not check_flag(name, node, problems):
@@ -112,7 +120,7 @@ def _check_overlap(parameter: Parameter, node: Node, before: Sequence[Parameter]
 def _check_own_fixed(node: Node, space: SearchSpace, problems: Problems) -> None:
     """A space file cannot both fix a flag and sample it."""
     for parameter in space.parameters:
-        for flag in sorted(flags_of(parameter) & space.fixed.keys()):
+        for flag in sorted(flags_set_by(parameter) & space.fixed.keys()):
             at = node.entries[parameter.name]
             problems.add(at.key_place, at.path, f"{parameter.name!r} sets {flag!r}, which this space fixes; drop one")
 

@@ -106,7 +106,7 @@ def _parameter(parameter: Parameter, work: _Resolution) -> Parameter | None:
     name = parameter.name
     low, notes = translate({name: domain.low}, work.capabilities)
     high, _ = translate({name: domain.high}, work.capabilities)
-    work.note([note.replace(f" {domain.low}", "") for note in notes])
+    work.note(notes)
     violations = [*work.judge(low), *work.judge(high)]
     if violations or len(low) != 1 or low.keys() != high.keys():
         work.problems += dict.fromkeys(_said(violation) for violation in violations)
@@ -206,12 +206,17 @@ def _unlike(options: Mapping[str, dict[str, Choice]], name: str, work: _Resoluti
     """Options that differ; translation can make two of them the same."""
     found: dict[str, dict[str, Choice]] = {}
     for label, flags in options.items():
-        twin = next((other for other, set_ in found.items() if set_ == flags), None)
+        twin = next((other for other, set_ in found.items() if _launched(set_) == _launched(flags)), None)
         if twin is None:
             found[label] = flags
         else:
             work.note([f"{name}: option {label!r} is dropped: it is the same as {twin!r} in this version"])
     return found
+
+
+def _launched(flags: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Without switches that are false: they do not stand on a command line."""
+    return {flag: value for flag, value in flags.items() if value is not False}
 
 
 def _condition(when: Condition, work: _Resolution) -> Condition:

@@ -121,8 +121,12 @@ def translate(assignment: Assignment, capabilities: Capabilities) -> tuple[dict[
 def _rename(found: dict[str, Value], pair: tuple[str, str], capabilities: Capabilities, notes: list[str]) -> None:
     for name, other in (pair, pair[::-1]):
         if name in found and other not in found and _is_stale(name, capabilities) and _is_known(other, capabilities):
-            _note(notes, {name: found[name]}, {other: found[name]}, capabilities)
+            notes.append(f"{_word(name)} becomes {_word(other)} for SGLang {capabilities.version}")
             _put(found, (name,), {other: found[name]})
+
+
+def _word(name: str) -> str:
+    return name.removeprefix("env.") if name.startswith("env.") else f"--{name}"
 
 
 def _say_otherwise(
