@@ -166,7 +166,7 @@ DEFAULTS: Mapping[str, Any] = {
     "watchdog_timeout": 300,
 }
 #: Defaults that a later version changed: from version on → field → value.
-CHANGED_DEFAULTS: tuple[tuple[Version, Mapping[str, Any]], ...] = (((0, 5, 19), {"hicache_mem_layout": "page_first"}),)
+CHANGED_DEFAULTS: tuple[tuple[Version, Mapping[str, Any]], ...] = (((0, 5, 14), {"hicache_mem_layout": "page_first"}),)
 
 
 class Gpu:

@@ -163,12 +163,12 @@ def trtllm_mha(s: State) -> Effects:
             yield Refuse("attention backend trtllm_mha needs compute capability 10", _FLAGS)
     elif gpu.known:
         wide = gpu.sm90 or gpu.sm100 or gpu.sm120
-        if prefill == "trtllm_mha" and not (wide if s.version >= (0, 5, 15) else gpu.sm100):
+        if prefill == "trtllm_mha" and not (wide if s.version >= (0, 5, 19) else gpu.sm100):
             yield Refuse("prefill on trtllm_mha needs compute capability 10", _FLAGS)
         if decode == "trtllm_mha" and not wide:
             yield Refuse("decode on trtllm_mha needs compute capability 9, 10 or 12", _FLAGS)
     yield from _pages(s, (16, 32, 64, 128) if s.version >= (0, 5, 18) else (16, 32, 64), 64, "trtllm_mha")
-    on_sm120 = s.version >= (0, 5, 15) and gpu.sm120 and prefill == "trtllm_mha"
+    on_sm120 = s.version >= (0, 5, 19) and gpu.sm120 and prefill == "trtllm_mha"
     if on_sm120 and s.kv_cache_dtype == "fp8_e4m3":
         yield Refuse(
             "trtllm_mha prefill on compute capability 12 takes no FP8 cache",
@@ -205,21 +205,17 @@ def fa4_pages(s: State) -> Effects:
         yield from _pages(s, (128,), 128, "fa4")
 
 
-@rule("attention.intel_xpu_pages", Stage.ATTENTION, source=SOURCE)
-def intel_xpu_pages(s: State) -> Effects:
-    """intel_xpu takes large pages; it is accepted on a CUDA host."""
+@rule("attention.intel_xpu", Stage.ATTENTION, source=SOURCE)
+def intel_xpu(s: State) -> Effects:
+    """intel_xpu takes large pages, and for latent attention serves decode only; the checks accept it on a CUDA host."""
     prefill, decode = s.attention_backends
-    old = s.version < (0, 5, 10)
-    if (s.attention_backend if old else decode) != "intel_xpu" and not (
-        s.version >= (0, 5, 15) and prefill == "intel_xpu"
-    ):
-        if not old and s.version < (0, 5, 15) and s.model.mla and prefill == "intel_xpu":
-            yield Refuse("intel_xpu serves decode only for latent attention", _FLAGS)
-        return
-    if not old and s.version < (0, 5, 15) and s.model.mla and prefill == "intel_xpu":
+    old, new = s.version < (0, 5, 10), s.version >= (0, 5, 19)
+    if s.model.mla and prefill == "intel_xpu" and not old and not new:
         yield Refuse("intel_xpu serves decode only for latent attention", _FLAGS)
-    pages = (32, 64, 128) if old else (16, 32, 64, 128) if s.model.mla else (64, 128)
-    yield from _pages(s, pages, 128, "intel_xpu")
+    used = s.attention_backend if old else decode
+    if used == "intel_xpu" or (new and prefill == "intel_xpu"):
+        pages = (32, 64, 128) if old else (16, 32, 64, 128) if s.model.mla else (64, 128)
+        yield from _pages(s, pages, 128, "intel_xpu")
 
 
 @rule("attention.aiter_fraction", Stage.ATTENTION, source=SOURCE)

@@ -73,8 +73,8 @@ def per_phase(s: State) -> Effects:
         )
     if prefill is None:
         off = s.disable_cuda_graph or s.disable_prefill_cuda_graph or old_off
-        forced = "tc_piecewise" if s.version < (0, 5, 20) and s.enforce_piecewise_cuda_graph else "breakable"
-        yield Fill("cuda_graph_backend_prefill", "disabled" if off else forced)
+        enforced = s.version < (0, 5, 20) and s.enforce_piecewise_cuda_graph  # another spelling of the backend
+        yield Fill("cuda_graph_backend_prefill", "tc_piecewise" if enforced else "disabled" if off else "breakable")
 
 
 def prefill_named(s: State) -> bool:

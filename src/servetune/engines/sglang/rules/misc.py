@@ -45,7 +45,7 @@ _COMPATIBLE = {
     "gptq_marlin": ("gptq",),
     "moe_wna16": ("awq", "gptq"),
 }
-_COMPATIBLE_0_5_15 = {
+_COMPATIBLE_0_5_16 = {
     "modelopt_fp4": ("modelopt", "fp8"),
     "nvfp4_online": ("fp8", "modelopt_fp8"),
     "minimax_m3_nvfp4": ("mxfp8",),
@@ -71,8 +71,10 @@ def quantization_matches_checkpoint(s: State) -> Effects:
     if asked is None or found is None or asked == found or _overridden(s, asked, found):
         return
     compatible = _COMPATIBLE.get(asked, ())
-    if s.version >= (0, 5, 15):
-        compatible = _COMPATIBLE_0_5_15.get(asked, compatible)
+    if s.version >= (0, 5, 16):  # between 0.5.15 and 0.5.18
+        compatible = _COMPATIBLE_0_5_16.get(asked, compatible)
+    elif asked == "nvfp4_online":
+        compatible = ("fp8",)
     if found not in compatible:
         yield Refuse(
             f"--quantization {asked} does not match the checkpoint's quantization {found}",
@@ -170,7 +172,7 @@ def hierarchical_cache_decode(s: State) -> Effects:
         yield Assign("hicache_io_backend", io, "the page_first_direct layout needs direct transfers")
     if layout == "page_first" and io == "direct" and s.version >= (0, 5, 10):
         yield Assign("hicache_mem_layout", "page_first_direct", "direct transfers need the page_first_direct layout")
-    if s.version >= (0, 5, 19) or not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
+    if s.version >= (0, 5, 14) or not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
         return
     if s.decode_attention_backend is not None:
         yield Assign("hicache_io_backend", "direct", "fa3 decode does not work with kernel transfers")

@@ -205,7 +205,7 @@ def glm4_moe_sm100(s: State) -> Effects:
         return
     if s.quantization is None and _declared(s) is not None and s.user.get("quantization") != "unquant":
         yield Assign("quantization", _declared(s), "read from the checkpoint")
-    methods: tuple[str | None, ...] = ("modelopt_fp4", None) if s.version >= (0, 5, 20) else ("modelopt_fp4",)
+    methods: tuple[str | None, ...] = ("modelopt_fp4", None) if s.version >= (0, 5, 15) else ("modelopt_fp4",)
     if s.quantization in methods and s.moe_a2a_backend == "none" and s.moe_runner_backend == "auto":
         yield Assign("moe_runner_backend", "flashinfer_trtllm", "the default for this model on compute capability 10")
 
@@ -235,14 +235,23 @@ def gpt_oss_dtype(s: State) -> Effects:
         yield Assign("dtype", "bfloat16", "the MXFP4 kernels compute in bfloat16")
 
 
+def _mxfp4_runner(s: State) -> str | None:
+    if s.gpu.sm100 or (s.gpu.blackwell and s.version < (0, 5, 10)):
+        return "flashinfer_mxfp4"
+    if not s.gpu.sm120:
+        return None
+    if s.version < (0, 5, 14):
+        return "triton_kernel"
+    return "marlin" if s.version < (0, 5, 16) else "flashinfer_mxfp4"  # changed between 0.5.15 and 0.5.18
+
+
 @rule("model.gpt_oss_runner", Stage.MODEL, architectures=GPT_OSS, source=SOURCE)
 def gpt_oss_runner(s: State) -> Effects:
     """The MoE runner of MXFP4 GPT-OSS on new GPUs; triton_kernel takes an expert-parallel size of 1."""
     if s.moe_runner_backend == "auto" and s.model.quantization.method == "mxfp4":
-        if s.gpu.sm100 or (s.gpu.blackwell and (s.version < (0, 5, 10) or (s.gpu.sm120 and s.version >= (0, 5, 15)))):
-            yield Assign("moe_runner_backend", "flashinfer_mxfp4", "the default for MXFP4 on this GPU")
-        elif s.gpu.sm120:
-            yield Assign("moe_runner_backend", "triton_kernel", "the default for MXFP4 on this GPU")
+        runner = _mxfp4_runner(s)
+        if runner is not None:
+            yield Assign("moe_runner_backend", runner, "the default for MXFP4 on this GPU")
     if s.moe_runner_backend == "triton_kernel" and s.ep_size != 1:
         yield Refuse(
             f"GPT-OSS on --moe-runner-backend triton_kernel takes --ep-size 1, got {s.ep_size}",

@@ -13,7 +13,7 @@ def two_batch_needs_a2a(s: State) -> Effects:
     """Two-batch overlap hides an all-to-all, so it needs one."""
     if not s.enable_two_batch_overlap or s.moe_a2a_backend != "none":
         return
-    if s.version >= (0, 5, 20) and s.attention_dp > 1:
+    if s.version >= (0, 5, 15) and s.attention_dp > 1:
         return
     yield Refuse(
         "--enable-two-batch-overlap needs an all-to-all backend, got --moe-a2a-backend none",

@@ -16,14 +16,14 @@ def draft_runner(s: State) -> Effects:
     runner = s.speculative_moe_runner_backend
     if runner is None:
         target = s.moe_runner_backend
-        if s.version <= (0, 5, 9) and target == "flashinfer_trtllm":
+        if s.version <= (0, 5, 11) and target in ("flashinfer_trtllm", "flashinfer_trtllm_routed"):
             target = "auto"
         elif s.version >= (0, 5, 20) and target == "flashinfer_megamoe":
             target = "flashinfer_trtllm"
         elif target.startswith("lora_"):
             target = "auto"
         yield Fill("speculative_moe_runner_backend", target)
-    elif runner == "flashinfer_trtllm" and (0, 5, 7) <= s.version <= (0, 5, 9):
+    elif runner == "flashinfer_trtllm" and (0, 5, 7) <= s.version <= (0, 5, 11):
         yield Refuse(
             "the draft's MoE runner cannot be flashinfer_trtllm in this version",
             ("speculative_moe_runner_backend",),
@@ -62,15 +62,28 @@ def eagle(s: State) -> Effects:
             "STANDALONE speculation and DP attention exclude each other",
             ("speculative_algorithm", "enable_dp_attention"),
         )
-    v2 = str(s.env.get("SGLANG_ENABLE_SPEC_V2", "")).lower() in ("1", "true", "yes")
-    if s.version <= (0, 5, 9):
-        yield Assign(
-            "disable_overlap_schedule", not v2, "speculative decoding of this version and the overlap scheduler"
-        )
-    elif s.version <= (0, 5, 13) and "SGLANG_ENABLE_SPEC_V2" in s.env and not v2:
-        yield Assign("disable_overlap_schedule", True, "SGLANG_ENABLE_SPEC_V2 is off")
     if s.enable_mixed_chunk and not _mixed_chunk(s):
         yield Assign("enable_mixed_chunk", False, "speculative decoding runs without mixed chunks")
+
+
+@rule("speculative.overlap", Stage.SPECULATIVE, until="0.5.19", source=SOURCE)
+def overlap(s: State) -> Effects:
+    """Which EAGLE-like configurations run without the overlap scheduler; SGLANG_ENABLE_SPEC_V2 decides in part."""
+    if s.speculative_algorithm not in _EAGLE_LIKE:
+        return
+    default = "1" if s.version >= (0, 5, 11) else "0"
+    v2 = str(s.env.get("SGLANG_ENABLE_SPEC_V2", default)).lower() in ("1", "true", "yes")
+    tree = (s.speculative_eagle_topk or 1) > 1
+    if s.version <= (0, 5, 10):
+        yield Assign("disable_overlap_schedule", not v2, "SGLANG_ENABLE_SPEC_V2 decides about the overlap scheduler")
+        if v2 and tree:
+            yield Refuse(
+                "SGLANG_ENABLE_SPEC_V2 takes --speculative-eagle-topk 1",
+                ("speculative_eagle_topk", "env.SGLANG_ENABLE_SPEC_V2"),
+                ("--speculative-eagle-topk 1",),
+            )
+    elif not v2 or (tree and s.version <= (0, 5, 12)):
+        yield Assign("disable_overlap_schedule", True, "this kind of drafting runs without the overlap scheduler")
 
 
 def _mixed_chunk(s: State) -> bool:
@@ -114,7 +127,7 @@ def tree_backends(s: State) -> Effects:
         yield Refuse(
             "attention backend trtllm_mha takes --speculative-eagle-topk 1", flags, ("--speculative-eagle-topk 1",)
         )
-    allowed = ("flashinfer", "fa3") if s.version <= (0, 5, 9) else ("flashinfer", "fa3", "triton")
+    allowed = ("flashinfer", "fa3") if s.version <= (0, 5, 12) else ("flashinfer", "fa3", "triton")
     if (s.page_size or 1) > 1 and s.attention_backend not in allowed:
         yield Refuse(
             f"--speculative-eagle-topk {topk} with pages of {s.page_size} tokens fails on {s.attention_backend}",
@@ -128,7 +141,7 @@ def ngram(s: State) -> Effects:
     """NGRAM drafts a tree, without mixed chunks and without DP attention."""
     if s.speculative_algorithm != "NGRAM":
         return
-    if s.version <= (0, 5, 17):
+    if s.version <= (0, 5, 13):
         yield Assign("disable_overlap_schedule", True, "NGRAM speculation runs without the overlap scheduler")
     yield Assign("enable_mixed_chunk", False, "NGRAM speculation runs without mixed chunks")
     yield Assign("speculative_eagle_topk", s.speculative_ngram_max_bfs_breadth, "NGRAM drafts a tree of this breadth")
