@@ -1105,3 +1105,298 @@ def pool_of_ten_tokens(log):
         header="Initialization failed. warmup error: ",
     )
     return log.add("kill_process_tree called: parent_pid=1861, include_parent=True, pid=1861", "")
+
+
+# --- as people paste them: lost indentation, cut stamps, other launchers, restarts
+
+
+def unindented(log, start):
+    """What a paste into a form leaves of a traceback."""
+    log.lines[start:] = [line.strip() for line in log.lines[start:]]
+    return log
+
+
+@case("comm_init", "load", "stop retry infeasible")
+def lost_indentation(log):
+    log.arguments(tp_size=8).add("Init torch distributed begin.", "TP3", 1)
+    start = len(log.lines)
+    frames = (
+        *DISTRIBUTED,
+        "distributed/parallel_state.py:__init__> self.pynccl_comm = PyNcclCommunicator(",
+        'distributed/device_communicators/pynccl_wrapper.py:NCCL_CHECK> raise RuntimeError(f"NCCL error: {error_str}")',
+    )
+    log.raises(
+        "TP3",
+        frames,
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        decisive=True,
+    )
+    return unindented(log, start).dies()
+
+
+@case("model_artifact", "load", "infeasible", ("--disable-shared-experts-fusion", True))
+def cut_stamps(log):
+    log.arguments(tp_size=8, quantization="modelopt_fp4").start("load", TP8)
+    frames = (
+        *LOADING,
+        "models/minimax_m3_vl.py:load_weights> self._load_llm_weight(",
+        "layers/moe/fused_moe_triton/layer.py:_load_w13> expert_data.copy_(loaded_weight)",
+    )
+    log.raises(
+        "TP1",
+        frames,
+        "RuntimeError: The size of tensor a (6144) must match the size of tensor b (3072) at non-singleton dimension 1",
+        decisive=True,
+    )
+    log.lines = [
+        line.replace("[2026-03-04 11:", "[").replace("] ", "] ", 1)
+        if "hit an exception" not in line
+        else line.replace(line[1 : line.index("TP")], "")
+        for line in log.lines
+    ]
+    return log.dies()
+
+
+@case("comm_runtime", "serving", "infeasible", ("--deepep-mode", "auto"), "--deepep-mode")
+def worker_client_of_046(log):
+    log.arguments(
+        tp_size=8, dp_size=8, enable_dp_attention=True, enable_deepep_moe=True, deepep_mode="low_latency"
+    ).start("ready", ("DP0 TP0",), "0.4.6")
+    frames = (
+        "managers/tp_worker_overlap_thread.py:forward_thread_func> self.forward_thread_func_()",
+        "managers/tp_worker_overlap_thread.py:forward_thread_func_> logits_output, next_token_ids = self.worker.forward_batch_generation(",
+        "/usr/lib/python3/dist-packages/deep_ep/buffer.py:low_latency_dispatch> self.runtime.low_latency_dispatch(",
+    )
+    text = "RuntimeError: Failed: Assertion error /sgl-workspace/DeepEP/csrc/deep_ep.cpp:1025 'x.size(0) == topk_idx.size(0) and x.size(0) <= num_max_dispatch_tokens_per_rank'"
+    log.raises("DP0 TP0", frames, text, decisive=True, header="TpModelWorkerClient hit an exception: ")
+    return log.dies(serving=True)
+
+
+@case("device_fault", "serving", "retry infeasible")
+def watchdog_sees_the_fault(log):
+    log.arguments(tp_size=8).start("ready", TP8)
+    log.decides(
+        "[rank5]:[E304 11:21:16.789822241 ProcessGroupNCCL.cpp:2068] [PG ID 2 PG GUID 3 Rank 5] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
+    )
+    log.add(
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\nException raised from c10_cuda_check_implementation at ../c10/cuda/CUDAException.cpp:43 (most recent call first):\nframe #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f05 in libc10.so)"
+    )
+    log.add(
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 2 PG GUID 3 Rank 5] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
+    )
+    log.add(
+        'Fatal Python error: Aborted\n\nThread 0x00007f0 (most recent call first):\n  File "/usr/lib/python3.12/threading.py", line 359 in wait'
+    )
+    log.add("Subprocess scheduler_5 (pid=771) crashed with exit code -6. Triggering SIGQUIT for cleanup...", "", 1)
+    return log.dies(serving=True)
+
+
+@case("hang", "serving", "retry")
+def aborted_by_collective_timeout(log):
+    log.arguments(tp_size=16, nnodes=2).start("ready", TP8)
+    log.second += 600
+    log.decides(NCCL_TIMEOUT.format(r=2))
+    log.add(
+        'Fatal Python error: Aborted\n\nThread 0x00007f0 (most recent call first):\n  File "/usr/lib/python3.12/threading.py", line 359 in wait'
+    )
+    log.add(
+        "[rank2]:[E304 11:30:02.394775308 ProcessGroupNCCL.cpp:1595] [PG ID 2 PG GUID 3 Rank 2] Process group watchdog thread terminated with exception: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1522789)"
+    )
+    return log.dies(serving=True)
+
+
+@case("arch_unsupported", "warmup", "infeasible", None, "--attention-backend")
+def trtllm_gen_during_autotune(log):
+    log.arguments(new=True, tp_size=4, attention_backend="trtllm_mla").start("pool", TP4, "0.5.20")
+    log.add(
+        "Running FlashInfer autotune with cache: /root/.cache/sglang/flashinfer/autotune/0.6.18/sm120/x.json", "TP0", 1
+    )
+    frames = (
+        *SCHEDULER[:2],
+        "model_executor/runner/base_runner.py:_flashinfer_autotune> run_flashinfer_autotune_forward(self.model_runner, forward_fn)",
+        "layers/attention/trtllm_mla_backend.py:forward_decode> raw_out = flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla(",
+    )
+    text = "tvm.error.InternalError: Error in function 'TllmGenFmhaRunner' at /x/flashinfer/trtllm/fmha/fmhaRunner.cuh:37: Unsupported architecture"
+    log.raises("TP1", frames, text, decisive=True)
+    bar = "[AutoTuner]: Tuning trtllm_batch_decode_mla:   0%|          | 0/21 [00:00<?, ?profile/s]"
+    first = next(index for index, line in enumerate(log.lines) if "hit an exception" in line)
+    log.lines[first] = bar + log.lines[first]
+    return log.dies()
+
+
+@case("host_env", "validate", "stop infeasible")
+def kernel_package_missing(log):
+    frames = (
+        "../launch_server.py:<module>> from sglang.srt.entrypoints.http_server import launch_server",
+        "layers/activation.py:<module>> from sgl_kernel import gelu_and_mul",
+    )
+    return log.raises(None, frames, "ModuleNotFoundError: No module named 'sgl_kernel'", decisive=True, header="")
+
+
+@case("engine_bug", "serving", "infeasible")
+def sparse_attention_assertion(log):
+    log.arguments(tp_size=8, dp_size=8, enable_dp_attention=True).start("ready", DP8)
+    frames = (
+        *EVENT_LOOP,
+        "layers/attention/nsa/nsa_indexer.py:_get_topk_paged> assert logits.shape[0] == len(seq_lens_expanded)",
+    )
+    log.raises("DP6 TP6 EP6", frames, "AssertionError", decisive=True)
+    return log.dies(serving=True)
+
+
+@case("hang", "load", "retry")
+def another_rank_did_not_load(log):
+    log.arguments(tp_size=16, nnodes=2).start("load", TP2)
+    text = "ValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading. It is likely due to unexpected failures (e.g., OOM) or a slow node."
+    log.raises(
+        "TP1",
+        (*LOADING[:-1], "model_executor/model_runner.py:load_model> raise ValueError("),
+        text,
+        decisive=True,
+        wait=300,
+    )
+    return log.dies()
+
+
+@case("oom_weights", "load", "infeasible")
+def restarting_container(log):
+    for _ in range(3):
+        log.arguments(tp_size=2).start("load", TP2)
+        log.raises(
+            "TP1",
+            (*LOADING, "layers/linear.py:create_weights> torch.empty("),
+            OOM.format(mib="448.00", gpu=1),
+            decisive=True,
+        )
+        log.dies()
+    return log
+
+
+@case("none", "serving", "none")
+def crashed_then_healthy(log):
+    log.arguments(tp_size=2).start("load", TP2)
+    log.raises(
+        "TP1",
+        DISTRIBUTED,
+        "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes.",
+    ).dies()
+    return log.arguments(tp_size=2).start("ready", TP2).serve(5, "TP0")
+
+
+@case("graph_capture", "graph_capture", "infeasible")
+def nccl_tree_in_capture(log):
+    log.add("+ export NCCL_ALGO=Tree")
+    log.arguments(tp_size=8).start("capture", TP8)
+    text = "RuntimeError: NCCL error: operation not permitted when stream is capturing"
+    log.raises(
+        "TP3",
+        (*CAPTURE, "distributed/device_communicators/pynccl.py:all_reduce> self.nccl.ncclAllReduce("),
+        text,
+        wrapper=captured(text.partition(": ")[2]),
+        decisive=True,
+    )
+    return log.dies()
+
+
+@case("engine_bug", "serving", "infeasible", ("--max-running-requests", "lower"), "--max-running-requests")
+def request_slots_run_out(log):
+    log.arguments(tp_size=1, max_running_requests=128).start("ready")
+    text = "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`. req_to_token_pool.available_size()=0, num_reqs=1"
+    log.raises(
+        "", (*EVENT_LOOP[:2], "managers/schedule_batch.py:alloc_req_slots> raise RuntimeError("), text, decisive=True
+    )
+    return log.dies(serving=True)
+
+
+@case("arch_unsupported", "graph_capture", "infeasible", None, "--kv-cache-dtype")
+def fp8_type_of_triton(log):
+    log.arguments(tp_size=1, kv_cache_dtype="fp8_e4m3", attention_backend="triton").start("capture")
+    text = "triton.compiler.errors.CompilationError: at 93:19:\n        k = tl.load(\n                   ^\nValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")"
+    log.raises(
+        "",
+        (*CAPTURE, "layers/attention/triton_ops/decode_attention.py:_decode_att_m_fwd> _fwd_kernel_stage1[grid]("),
+        text,
+        wrapper=captured("at 93:19"),
+        decisive=True,
+        decisive_part="not supported in this",
+    )
+    return log.dies()
+
+
+@case("jit_autotune", "graph_capture", "stop")
+def old_nvcc(log):
+    log.arguments(tp_size=1).start("capture")
+    text = "RuntimeError: Error building extension 'fp4_quant': [1/2] /usr/local/cuda/bin/nvcc -gencode=arch=compute_120a\nnvcc fatal   : Unsupported gpu architecture 'compute_120a'\nninja: build stopped: subcommand failed."
+    log.raises(
+        "",
+        (
+            *CAPTURE,
+            "/usr/lib/python3/dist-packages/torch/utils/cpp_extension.py:_run_ninja_build> raise RuntimeError(message) from e",
+        ),
+        text,
+        wrapper=captured("Error building extension"),
+        decisive=True,
+        decisive_part="Error building",
+    )
+    return log.dies()
+
+
+@case("host_env", "kv_alloc", "infeasible", None, "--hicache-ratio")
+def host_cache_too_large(log):
+    log.arguments(tp_size=1, enable_hierarchical_cache=True, hicache_ratio=8.0).start("pool")
+    frames = (*SCHEDULER[:2], "mem_cache/memory_pool_host.py:__init__> raise ValueError(")
+    log.raises(
+        "",
+        frames,
+        "ValueError: Not enough host memory available. Requesting 310.10 GB but only have 190.20 GB free. Please reduce the size of the hierarchical cache.",
+        decisive=True,
+    )
+    return log.dies()
+
+
+@case("invalid_combo", "load", "infeasible", ("--speculative-algorithm", "drop"), "--speculative-algorithm")
+def speculative_with_pipeline(log):
+    log.arguments(tp_size=4, pp_size=2, speculative_algorithm="EAGLE").start("load", ("TP0 PP0", "TP0 PP1"))
+    log.raises(
+        "TP2 PP1",
+        (*SCHEDULER[:2], "managers/scheduler.py:init_overlap> assert ("),
+        "AssertionError: Pipeline parallelism is not compatible with overlap schedule, speculative decoding, mixed chunked prefill.",
+        decisive=True,
+    )
+    return log.dies()
+
+
+@case("engine_bug", "serving", "infeasible")
+def detokenizer_dies(log):
+    log.arguments(tp_size=1).start("ready")
+    log.raises(
+        "",
+        (
+            "managers/detokenizer_manager.py:run_detokenizer_process> manager.event_loop()",
+            "managers/detokenizer_manager.py:handle_batch_token_id_out> self.decode_status[rid]",
+        ),
+        "KeyError: '7f3a'",
+        decisive=True,
+        header="DetokenizerManager hit an exception: ",
+    )
+    return log.dies(serving=True)
+
+
+@case("device_fault", "serving", "retry infeasible")
+def cublas_fails(log):
+    log.arguments(tp_size=16).start("ready", TP8)
+    log.raises(
+        "TP4",
+        (*EVENT_LOOP, "layers/linear.py:apply> return F.linear(x, layer.weight, bias)"),
+        "RuntimeError: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+        decisive=True,
+    )
+    return log.dies(serving=True)
+
+
+@case("oom_graph", "graph_capture", "infeasible", ("--mem-fraction-static", "lower"))
+def cublas_handle_in_capture(log):
+    log.arguments(tp_size=2, mem_fraction_static=0.93, cuda_graph_max_bs=160).start("capture", TP2)
+    text = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    log.raises("TP0", CAPTURE, text, wrapper=captured(text.partition(": ")[2]), decisive=True)
+    return log.dies()

@@ -266,6 +266,18 @@ def kubectl(text: str) -> bytes:
     return "".join(f"[pod/sglang-0/server] {line}\n" for line in text.splitlines()).encode()
 
 
+def mpirun(text: str) -> bytes:
+    return "".join(f"Thu Jan 23 11:55:50 2026[1,3]<stderr>:{line}\n" for line in text.splitlines()).encode()
+
+
+def ray(text: str) -> bytes:
+    return "".join(f"\x1b[36m(WorkerDict pid=616, ip=10.0.0.7)\x1b[0m {line}\n" for line in text.splitlines()).encode()
+
+
+def jenkins(text: str) -> bytes:
+    return "".join(f"[2026-03-04T11:00:00.703Z] {line}\n" for line in text.splitlines()).encode()
+
+
 def latin(text: str) -> bytes:
     """Bytes that are no UTF-8, here and there."""
     lines = text.encode().split(b"\n")
@@ -278,4 +290,18 @@ def cut_last_line(text: str) -> bytes:
     return f"{text}/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: There appear to be 1 leak".encode()
 
 
-DRESSES = (plain, crlf, compose_prefix, kubernetes, docker_json, coloured, journal, kubectl, latin, cut_last_line)
+DRESSES = (
+    plain,
+    crlf,
+    compose_prefix,
+    kubernetes,
+    docker_json,
+    coloured,
+    journal,
+    kubectl,
+    mpirun,
+    ray,
+    jenkins,
+    latin,
+    cut_last_line,
+)

@@ -8,7 +8,7 @@ from servetune.core.failure import Phase
 from servetune.engines.sglang._log_tracebacks import Trace
 
 _EVENT_LOOP = re.compile(
-    r":(?:event_loop_\w+|run_event_loop|run_batch|forward_batch_generation)\b|process_batch_result"
+    r":(?:event_loop_\w+|run_event_loop|run_batch|forward_batch_generation|forward_thread_func_?|forward_step|exposed_step)\b|process_batch_result"
 )
 _WARMUP_CHECK = re.compile(r"_execute_server_warmup|server_warmup")
 #: Innermost frame that matches any of these decides.

@@ -5,7 +5,6 @@ Both are read by a tokenizer of our own; nothing of a log is ever evaluated.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,9 @@ from servetune.core.space import Value
 _ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _COMMAND = re.compile(r"(?:sglang\.launch_server|launch_server(?:\.py)?|sglang serve|sglang::launch)\s+(?=-|\S+ -)")
 _ENV = re.compile(r"^[+$# ]*(?:export )?([A-Z][A-Z0-9_]{2,})=(\S+)$")
+_CONSTANTS = {"None": None, "True": True, "False": False}
+_ESCAPED = re.compile(r"\\(['\"\\])")
+_NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _PIECE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^'"\[\](){}<>,]+|.""", re.S)
 #: Spellings that mean the same flag, to the name that servetune uses (0.4.6 to 0.5.23).
 ALIASES = {
@@ -79,11 +81,12 @@ def _items(text: str, start: int) -> Iterator[str]:
 
 
 def _literal(text: str) -> Any:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-    return value if isinstance(value, bool | int | float | str | None) else text
+    """None, a truth value, a number or a quoted text; anything else stays as it is printed."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        return _ESCAPED.sub(r"\1", text[1:-1])
+    return _typed(text) if _NUMBER.fullmatch(text) else text
 
 
 def parse_command(text: str) -> tuple[dict[str, Value], dict[str, str]] | None:
@@ -116,7 +119,7 @@ def _flags(words: list[str]) -> Iterator[tuple[str, Value]]:
     while index < len(words):
         word = words[index]
         index += 1
-        if not word.startswith("--") or len(word) < 4:
+        if not word.startswith("--") or len(word) < 3:
             continue
         name, mark, value = word.partition("=")
         if not mark and index < len(words) and not words[index].startswith("--"):

@@ -36,6 +36,7 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"fp4_(?:scaled_)?(?:mm|gemm)|nvfp4_scaled|fp4_gemm", "fp4-gemm-backend"),
     (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|fp8_gemm", "fp8-gemm-backend"),
     (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
+    (r"type fp8e\d", "kv-cache-dtype"),
     (r"(?i)allreduce_fusion|allreduce fusion", "enable-flashinfer-allreduce-fusion"),
     (r"(?i)allreduce_fusion|allreduce fusion", "flashinfer-allreduce-fusion-backend"),
     (r"(?i)two.batch.overlap|\bTBO\b", "enable-two-batch-overlap"),

@@ -20,11 +20,16 @@ TAIL_BYTES = 16 * 1024
 MAX_TEXT = HEAD_BYTES + TAIL_BYTES
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[@-Z\\-_])?|^\[\d{1,2}(?:;\d{1,2})*m|\[0?m$")
-_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z][A-Z_]{0,7}\d+)*)\] ?")
-_TORCH = re.compile(r"^\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
+_RANKS = r"((?: [A-Z][A-Z_]{0,7}\d+)*)"
+_STAMP = re.compile(rf"\[(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?{_RANKS}\] ?")
+_SHORT_STAMP = re.compile(rf"^\[(?:\d\d-\d\d )?(\d\d:\d\d:\d\d){_RANKS}\] ?")
+_RANK_ONLY = re.compile(r"^\[([A-Z]{2,4}\d+(?: [A-Z]{2,4}\d+)*)\] ")
+_TORCH = re.compile(r"^\s?\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
 _NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
 _BAR = re.compile(r"\d+%[|]|\d+it \[|%[|]")
 _CONTAINER = (
+    re.compile(r"^\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)\] ?"),  # Jenkins and others
+    re.compile(r"^(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,\d+\]<std(?:err|out)>: ?"),  # mpirun
     re.compile(r"^\[pod/[^\]]+\] ?"),  # kubectl logs --prefix
     re.compile(
         r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)(?: std(?:out|err) [FP](?: |$)| |$)"
@@ -45,41 +50,47 @@ class Line:
     stamp_s: float | None = None
     rank: str | None = None
     source: str = ""  # container or pod that wrote it, where the log says so
-
-    @property
-    def stamped(self) -> bool:
-        """Whether the engine's logger wrote it (a line of a traceback or of a library carries no stamp)."""
-        return self.stamp_s is not None
+    stamped: bool = False  # the engine's logger wrote it: a line of a traceback or of a library has no such prefix
 
 
 class LineSplitter:
-    """Cuts a byte stream into physical lines. Holds at most one shortened line, whatever the chunks are."""
+    """Cuts a byte stream into blocks of whole lines. Holds at most one shortened line, whatever the chunks are."""
 
     def __init__(self) -> None:
         self._pending = b""
         self._tail = b""  # only of a line that is already too long
         self._long = False
+        self._start = 0  # offset in the stream of the first byte that is held back
+        self._seen = 0
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Complete physical lines, without their newline."""
+    def feed(self, chunk: bytes) -> list[tuple[int, bytes]]:
+        """Blocks of whole lines, each with the offset in the stream at which it begins and a newline at its end."""
+        begin = self._seen
+        self._seen += len(chunk)
         if self._long:
-            return self._feed_long(chunk)
-        lines = (self._pending + chunk).split(b"\n")
-        self._pending = lines.pop()
+            return self._feed_long(chunk, begin)
+        end = chunk.rfind(b"\n") + 1
+        blocks = []
+        if end:
+            blocks.append((self._start, self._pending + chunk[:end]))
+            self._pending, self._start = b"", begin + end
+        self._pending += chunk[end:]
         if len(self._pending) > HEAD_BYTES + TAIL_BYTES:
             self._long = True
             self._tail = self._pending[-TAIL_BYTES:]
             self._pending = self._pending[:HEAD_BYTES]
-        return lines
+        return blocks
 
-    def _feed_long(self, chunk: bytes) -> list[bytes]:
+    def _feed_long(self, chunk: bytes, begin: int) -> list[tuple[int, bytes]]:
         end = chunk.find(b"\n")
         if end < 0:
             self._tail = (self._tail + chunk)[-TAIL_BYTES:]
             return []
-        line = self._pending + (self._tail + chunk[:end])[-TAIL_BYTES:]
+        line = self._pending + (self._tail + chunk[:end])[-TAIL_BYTES:] + b"\n"
+        start = self._start
         self._pending, self._tail, self._long = b"", b"", False
-        return [line, *self.feed(chunk[end + 1 :])]
+        self._start = self._seen = begin + end + 1
+        return [(start, line), *self.feed(chunk[end + 1 :])]
 
     @property
     def rest(self) -> bytes:
@@ -157,7 +168,15 @@ def _line(number: int, text: str, source: str) -> Line:
     stamp = _STAMP.match(text)
     if stamp:
         rank = stamp.group(2).strip() or None
-        return Line(number, text[stamp.end() :], _seconds(stamp.group(1)), rank, source)
+        return Line(number, text[stamp.end() :], _seconds(stamp.group(1)), rank, source, stamped=True)
+    if text.startswith("["):
+        short = _SHORT_STAMP.match(text)
+        if short:
+            seconds = _seconds(f"1970-01-01 {short.group(1)}")
+            return Line(number, text[short.end() :], seconds, short.group(2).strip() or None, source, stamped=True)
+        ranks = _RANK_ONLY.match(text)
+        if ranks:
+            return Line(number, text[ranks.end() :], None, ranks.group(1), source, stamped=True)
     torch = _TORCH.match(text)
     if torch:
         return Line(number, text[torch.end() :], None, torch.group(1), source)

@@ -108,13 +108,110 @@ WORRYING = re.compile(
 HARMLESS = re.compile(
     r"Warning:|Ignore import error|error in optional import|RLIMIT|request(?:s)? failed|0 failed|leaked|DEPRECAT"
 )
+#: A line without any of these says nothing to us (lower case; a test holds them and the patterns together).
+TELLING = (
+    b"server_args",
+    b"init torch dist",
+    b"init parallel",
+    b"load weight",
+    b"kv cache",
+    b"memory pool end",
+    b"graph b",
+    b" graph end",
+    b"capturing",
+    b"max_total_num",
+    b"deepgemm",
+    b"started server",
+    b"application startup",
+    b"uvicorn running",
+    b"fired up",
+    b"launch_server",
+    b"sglang serve",
+    b"sglang::launch",
+    b"export ",
+    b"[--",
+    b"version",
+    b"retract",
+    b"disab",
+    b"reduced",
+    b"reset",
+    b"ignor",
+    b"no effect",
+    b"not prod",
+    b"fall",
+    b"sigquit",
+    b"sigterm",
+    b"signal",
+    b"is dead",
+    b"died",
+    b"exit",
+    b"kill",
+    b"taking the entire",
+    b"gracefully",
+    b"shutting",
+    b"traceback",
+    b"error",
+    b"fail",
+    b"exception",
+    b"assert",
+    b"abort",
+    b"fatal",
+    b"time",
+    b"memory",
+    b"nan",
+    b"no space",
+    b"too old",
+    b"driver",
+    b"not supp",
+    b"avail",
+    b"cannot",
+    b"unable",
+    b"denied",
+    b"refus",
+    b"watchdog",
+    b"503",
+    b"429",
+    b"crash",
+    b"probe",
+    b"accuracy",
+    b"exact_match",
+    b"slower",
+    b"baseline",
+    b"hang",
+    b"queue is full",
+    b"nvshmem",
+    b"ibgda",
+    b"mlx5dv",
+    b"no kernel",
+    b"terminat",
+    b"disconnect",
+    b"already in use",
+    b"xid",
+    b"\xef\xbf\xbd",
+    b"tun",
+    b"tactic",
+    b"undefined",
+    b"bad_alloc",
+    b"segmentation",
+    b"dumped",
+    b"unbalanced",
+    b"warn",
+    b"collective",
+)
 NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
 ASSERTION_LINE = re.compile(r"Assertion [`'\"].*[`'\"]? ?failed|: block: \[\d+,\d+,\d+\], thread:")
 RETRACTION = re.compile(r"KV cache pool is full\. Retract|Retract requests|#retracted_reqs")
 
 
+_SPEAKS_OF_AN_OPTION = re.compile(
+    r"(?i)not supp|not avail|unavail|disab|failed|reduced|reset|ignor|no effect|not prod|falling back|fallback"
+)
+
+
 def notice_of(text: str) -> Notice | None:
     """The notice of a line, if it is one."""
+    if not _SPEAKS_OF_AN_OPTION.search(text):
+        return None
     for notice in NOTICES:
         if notice.text.search(text):
             if not notice.flags:
@@ -123,3 +220,8 @@ def notice_of(text: str) -> Notice | None:
             return notice
     match = _NOT_AVAILABLE.match(text)
     return Notice(_NOT_AVAILABLE, (match["what"],), "hardware") if match else None
+
+
+def is_dull(raw: bytes) -> bool:
+    """Whether a line holds none of the telling words."""
+    return not any(map(raw.lower().__contains__, TELLING))

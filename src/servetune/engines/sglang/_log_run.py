@@ -9,7 +9,7 @@ from servetune.core.failure import Phase
 from servetune.core.space import Value
 from servetune.engines.sglang import _log_args, _log_notices, _log_phases
 from servetune.engines.sglang._failure_table import Entry, entries
-from servetune.engines.sglang._log_lines import Line
+from servetune.engines.sglang._log_lines import Line, LineCleaner
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_phases import Progress
 from servetune.engines.sglang._log_throughput import Throughput
@@ -55,28 +55,42 @@ class Run:
     last_decode_line: int = 0
     last_answer_line: int = 0
     stamp_s: float = 0.0
-    end_stamp_s: float = 0.0  # of the last decode line
+    previous: Run | None = None  # the server that ran before in the same log
+    _before: Line | None = None
     _counts: dict[str, int] = field(default_factory=dict)
 
-    def take(self, line: Line) -> None:
-        """Take one clean line."""
+    @property
+    def skims(self) -> bool:
+        """Whether dull lines may be skipped: the start is under way and no traceback is open."""
+        return self.progress.markers > 0 and not self.tracebacks.is_open
+
+    def glance(self, line: Line) -> None:
+        """Take only the time and the text of a line."""
+        self._before = line
         if line.text.strip():
             self.last_line = (line.number, line.text[:MAX_EVIDENCE_TEXT])
         if line.stamp_s is not None:
             self.stamp_s = line.stamp_s
+
+    def take(self, line: Line) -> None:
+        """Take one clean line."""
+        before = self._before
+        self.glance(line)
         if self.tracebacks.opens(line):
-            self._traceback(line)
+            self._traceback(line, before)
         elif not self.tracebacks.take(line):
             self._plain(line)
 
-    def _traceback(self, line: Line) -> None:
+    def _traceback(self, line: Line, before: Line | None) -> None:
         if _log_notices.DEATH.search(line.text):
             self._death(line)
         progress = self.progress
         if progress.phase is Phase.PARSE:
             progress.enter(Phase.VALIDATE, line)
         phase = progress.by_rank.get(line.rank or "", progress.phase)
-        self.tracebacks.start(line, phase.value, progress.ready, self.stamp_s, progress.markers)
+        near = before is not None and before.number >= line.number - 1 and before.text.rstrip().endswith(":")
+        announced = before if near else None
+        self.tracebacks.start(line, phase.value, progress.ready, self.stamp_s, progress.markers, announced)
 
     def _plain(self, line: Line) -> None:
         text = line.text
@@ -160,6 +174,22 @@ class Run:
         known = self.explaining.setdefault(kind, [])
         if len(known) < EXPLAINING:
             known.append((line.number, line.text[:MAX_EVIDENCE_TEXT], line.rank))
+
+    @property
+    def end_s(self) -> float | None:
+        """Time of the last stamp, of a decode line too; None without any."""
+        raw = self.throughput.last_decode
+        stamps = [line.stamp_s for line in LineCleaner().clean(0, raw) if line.stamp_s] if raw else []
+        return max([self.stamp_s, *stamps]) or None
+
+    def restarted_by(self, line: Line) -> bool:
+        """Whether `line` shows that a new server was started after this one had died (a container that restarts)."""
+        return "server_args=" in line.text and bool(self.effective) and self.decided
+
+    def successor(self) -> Run:
+        """State for the next server in the same log; what was known of the command is kept."""
+        self.previous = None
+        return Run(command=dict(self.command), env=dict(self.env), previous=self)
 
     @property
     def decided(self) -> bool:

@@ -1,20 +1,53 @@
-"""Decode and prefill lines: most of a long log. They are counted in bulk and read in a thinned sample."""
+"""Decode, prefill and access lines: most of a long log. They are recognised and counted in bulk, on the raw bytes.
+
+The numbers of decode lines are read from a sample: the first decode line in each stretch of the stream, and the
+stretches double in length whenever the sample is full. So the sample depends on the log alone, not on its chunks.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-#: Decode lines that are read closely; beyond, every second is dropped and the stride doubles (same for any chunking).
-SAMPLE = 2048
+#: Decode lines that are read closely, and the first length of a stretch in bytes.
+SAMPLE = 1024
+FIRST_STRETCH = 64
 
+#: Whole lines of the kinds that are counted, one after another, as the logger prints them. Possessive: no way back.
+RUN = re.compile(
+    rb"(?:[^\[\n]{0,80}\[[^\]\n]{1,64}\] (?:(?:Decode|Prefill) batch[^\n]*|INFO:  [^\n]*\" 200 OK\r?)\n)++"
+)
+_LONGEST = 700
 _DECODE = re.compile(
     rb"#running-req: (?P<running>\d+).*?gen throughput \(token/s\): (?P<speed>\d+(?:\.\d+)?)"
     rb"(?:, #queue-req: (?P<queue>\d+))?"
 )
 _ACCEPT = re.compile(rb"accept len: (\d+(?:\.\d+)?)")
+
+
+def is_counted(lines: bytes, count: int) -> bool:
+    """Whether none of `count` lines that match `RUN` holds a second entry of the log, or a traceback."""
+    return lines.count(b"[") == count and b"Traceback" not in lines
+
+
+def is_counted_line(line: bytes) -> bool:
+    """Whether one line is counted, whatever its dress (colours, prefixes). True for each line that `is_counted` takes."""
+    at = max(line.find(b"Decode batch"), line.find(b"Prefill batch"), line.find(b'" 200 OK'))
+    if at < 0 or b"Traceback" in line:
+        return False
+    return line.count(b"[") == 1 or (len(line) <= _LONGEST and b"[20" not in line[at:])
+
+
+class Decode(NamedTuple):
+    """Numbers of one decode line. `offset`: where it begins in the stream."""
+
+    offset: int
+    tokens_per_s: float
+    running: int
+    queued: int
+    accepted: float | None
 
 
 @dataclass(slots=True)
@@ -27,44 +60,59 @@ class Throughput:
     retractions: int = 0
     first_decode: tuple[int, bytes] | None = None
     last_decode: bytes = b""
-    last_was_prefill: bool = False
-    stride: int = 1
-    sample: list[tuple[int, float, int, int, float | None]] = field(default_factory=list)
+    stretch: int = FIRST_STRETCH
+    next_offset: int = 0  # from here on the next decode line belongs to the sample
+    sample: list[Decode] = field(default_factory=list)
 
-    def take(self, lines: list[tuple[int, bytes]]) -> None:
-        """Decode lines as (line number, raw), in order."""
+    def take(self, lines: bytes, count: int, offset: int, first_number: int) -> int:
+        """Count `count` whole lines that begin at `offset` of the stream. Returns how many of them are decode lines."""
+        found = lines.count(b"Decode batch")
+        if found < count:
+            self.prefill_lines += lines.count(b"Prefill batch")
+        if not found:
+            return 0
+        self.decode_lines += found
+        self.eager_lines += lines.count(b"graph: False, gen")
         if self.first_decode is None:
-            self.first_decode = (lines[0][0], lines[0][1][:1000])
-        for _, raw in lines:
-            if b"graph: False" in raw:
-                self.eager_lines += 1
-            if self.decode_lines % self.stride == 0:
-                self._read(raw)
-            self.decode_lines += 1
-        self.last_decode = lines[-1][1][:1000]
+            begin, line = _line_at(lines, lines.find(b"Decode batch"))
+            self.first_decode = (first_number + lines.count(b"\n", 0, begin), line[:1000])
+        self.last_decode = _line_at(lines, lines.rfind(b"Decode batch"))[1][:1000]
+        self._sample(lines, offset)
+        return found
 
-    def _read(self, raw: bytes) -> None:
-        match = _DECODE.search(raw)
+    def _sample(self, lines: bytes, offset: int) -> None:
+        while True:
+            at = lines.find(b"Decode batch", max(0, self.next_offset - offset))
+            if at < 0:
+                return
+            begin, line = _line_at(lines, at)
+            self.next_offset = (offset + at) // self.stretch * self.stretch + self.stretch
+            self._read(line, offset + at)
+
+    def _read(self, line: bytes, offset: int) -> None:
+        match = _DECODE.search(line)
         if match is None:
             return
-        accept = _ACCEPT.search(raw)
-        self.sample.append(
-            (
-                self.decode_lines,
-                float(match["speed"]),
-                int(match["running"]),
-                int(match["queue"] or 0),
-                float(accept.group(1)) if accept else None,
-            )
-        )
-        if len(self.sample) >= SAMPLE:
-            self.stride *= 2
-            self.sample = [entry for entry in self.sample if entry[0] % self.stride == 0]
+        accept = _ACCEPT.search(line)
+        accepted = float(accept.group(1)) if accept else None
+        decode = Decode(offset, float(match["speed"]), int(match["running"]), int(match["queue"] or 0), accepted)
+        self.sample.append(decode)
+        while len(self.sample) >= SAMPLE:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Double the stretches; the first of each stays."""
+        self.stretch *= 2
+        kept: dict[int, Decode] = {}
+        for decode in self.sample:
+            kept.setdefault(decode.offset // self.stretch, decode)
+        self.sample = list(kept.values())
+        self.next_offset = self.sample[-1].offset // self.stretch * self.stretch + self.stretch
 
     @property
     def accept_length(self) -> float | None:
         """Median number of tokens accepted per speculative step; None without speculation."""
-        lengths = [entry[4] for entry in self.sample if entry[4] is not None]
+        lengths = [decode.accepted for decode in self.sample if decode.accepted is not None]
         return median(lengths) if lengths else None
 
     def facts(self) -> dict[str, Any]:
@@ -77,15 +125,22 @@ class Throughput:
         if self.decode_lines:
             facts["eager_decode_share"] = round(self.eager_lines / self.decode_lines, 4)
         if self.sample:
-            speeds = [entry[1] for entry in self.sample]
+            speeds = [decode.tokens_per_s for decode in self.sample]
             last = _DECODE.search(self.last_decode)
             facts["gen_tokens_per_s"] = {
                 "last": float(last["speed"]) if last else speeds[-1],
                 "median": median(speeds),
                 "max": max(speeds),
             }
-            facts["running_requests_max"] = max(entry[2] for entry in self.sample)
-            facts["queue_max"] = max(entry[3] for entry in self.sample)
+            facts["running_requests_max"] = max(decode.running for decode in self.sample)
+            facts["queue_max"] = max(decode.queued for decode in self.sample)
         if self.accept_length is not None:
             facts["accept_length_median"] = self.accept_length
         return facts
+
+
+def _line_at(lines: bytes, at: int) -> tuple[int, bytes]:
+    """Begin and text of the line that holds position `at`."""
+    begin = lines.rfind(b"\n", 0, at) + 1
+    end = lines.find(b"\n", at)
+    return begin, lines[begin : end if end >= 0 else len(lines)]

@@ -16,7 +16,7 @@ MAX_MESSAGE_LINES = 24
 MAX_MESSAGE_TEXT = 2000
 
 _HEAD = "Traceback (most recent call last)"
-_FRAME = re.compile(r'^\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>.+)| in (?P<native>.+))?')
+_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>.+)| in (?P<native>.+))?')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_]\w*(?:\.\w+)*)(?::|$)")
 _EXCEPTION_NAME = re.compile(
     r"(?:Error|Exception|Exit|Interrupt|Timeout|Unsupported|OutOfResources|StopIteration|Warning|Failure|Abort\w*)\w*$"
@@ -32,7 +32,9 @@ _ADVICE = (
 )
 _NOT_A_MESSAGE = re.compile(r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited)")
 #: "… hit an exception" headers: after one of these the process is dying, whatever follows.
-_FATAL_HEADER = re.compile(r"hit an exception|Initialization failed|Exception in thread MainThread|Unhandled")
+_FATAL_HEADER = re.compile(
+    r"hit an exception|Initialization failed|Exception in thread MainThread|Exception in run_|Exception in Controller"
+)
 
 
 @dataclass(slots=True)
@@ -73,7 +75,6 @@ class Trace:
 
     line: int
     header: str
-    header_text: str
     stamp_s: float
     rank: str | None
     source: str
@@ -113,21 +114,30 @@ class TracebackAssembler:
         self._chained_at = 0  # line number of "During handling …"
         self._last_number = 0
         self._closed_message = True
+        self._after_frame = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next lines may belong to a traceback."""
+        return self._open is not None
 
     def opens(self, line: Line) -> bool:
         """Whether `line` starts a traceback."""
         return _HEAD in line.text
 
-    def start(self, line: Line, phase: str, ready: bool, stamp_s: float, progress: int) -> Trace | None:
-        """Open a traceback, or the next exception of the chain that is open."""
+    def start(
+        self, line: Line, phase: str, ready: bool, stamp_s: float, progress: int, announced: Line | None = None
+    ) -> Trace | None:
+        """Open a traceback, or the next exception of the chain that is open. `announced`: a header on the line before."""
         if self._open is not None and not line.stamped and self._continues(line.number):
             self._next_exception()
             self._last_number = line.number
             return None
-        header = line.text.split(_HEAD)[0].strip().rstrip(":").strip()
-        trace = Trace(
-            line.number, header, line.text, stamp_s, line.rank, line.source, phase, ready, progress, [Raised()]
-        )
+        before = line.text.split(_HEAD)[0].strip()
+        own = before or line.stamped or announced is None
+        header = before if own or announced is None else announced.text
+        rank = line.rank if own or announced is None else announced.rank
+        trace = Trace(line.number, header.rstrip(": "), stamp_s, rank, line.source, phase, ready, progress, [Raised()])
         if len(self.traces) < MAX_TRACES:
             self.traces.append(trace)
         self._open, self._closed_message, self._chained_at = trace, False, 0
@@ -183,11 +193,17 @@ class TracebackAssembler:
         current = self._open.chain[-1]
         if _FRAME.match(text):
             return self._frame(line, current)
-        if text.startswith(" ") and not current.lines:
+        if not current.lines and (text.startswith(" ") or self._is_code(text)):
+            self._after_frame = False
             _add_code(current, text)
             self._last_number = line.number
             return True
         return self._message(line, current)
+
+    def _is_code(self, text: str) -> bool:
+        """A source line whose indentation got lost: it follows a frame and is no exception."""
+        match = _EXCEPTION.match(text)
+        return self._after_frame and not (match and _EXCEPTION_NAME.search(match["type"]))
 
     def _frame(self, line: Line, current: Raised) -> bool:
         if current.lines:
@@ -198,7 +214,7 @@ class TracebackAssembler:
         frame = frame_of(line.text)
         current.first_frame = current.first_frame or frame
         current.frames.append(frame)
-        self._last_number = line.number
+        self._last_number, self._after_frame = line.number, True
         return True
 
     def _message(self, line: Line, current: Raised) -> bool:

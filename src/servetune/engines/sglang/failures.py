@@ -9,37 +9,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from servetune.core.failure import Evidence, Failure, Phase, Repair, Verdict
+from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
-from servetune.engines.sglang import repair
-from servetune.engines.sglang._failure_phase import phase_of
-from servetune.engines.sglang._failure_table import Entry, entries, entry
+from servetune.engines.sglang._failure_causes import VAGUE_ORDER, Cause, causes_of
+from servetune.engines.sglang._failure_table import entry
+from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
 from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept
 from servetune.engines.sglang._log_notices import Notice
-from servetune.engines.sglang._log_phases import timeline
-from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, Event, Run
-from servetune.engines.sglang._log_tracebacks import Raised, Trace
+from servetune.engines.sglang._log_run import Run
+from servetune.engines.sglang._repair_numbers import Draft, numbers_of
+from servetune.engines.sglang.repair import repairs_for
 
-#: Signatures with an order from here on say little; another exception of the same chain may say more.
-VAGUE_ORDER = 60
 #: Two ranks that fail within this time failed together: the one that is understood decides.
 TOGETHER_S = 1.0
-#: The process was asked to stop, or its peer is gone: never a cause.
-_CONSEQUENCE = re.compile(
-    r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
-    r"|ConnectionResetError|zmq\.error\.\w+)"
-)
-_SECRET = re.compile(
-    r"(?i)((?:api[-_]?key|token|password|secret|authorization)['\"]?\s*[=: ]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,)]+)"
-)
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
-
-
 #: What the tuner saw itself (`hint`) when nothing moves.
 _SEEN = {
     "stall": "no new log line",
@@ -48,37 +35,11 @@ _SEEN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A candidate: a signature (None: not understood) with the text, frames and lines that it rests on."""
-
-    entry: Entry | None
-    line: int
-    line_text: str
-    text: str
-    stack: str
-    groups: Mapping[str, str | None]
-    stamp_s: float
-    rank: str | None
-    phase: Phase
-    wrapper: tuple[int, str] | None = None
-    trace: Trace | None = None
-
-    @property
-    def strength(self) -> str:
-        """Of the signature; `unknown` without one."""
-        return self.entry.signature.strength if self.entry else "unknown"
-
-    @property
-    def when(self) -> tuple[float, int]:
-        """Order in time; the place in the file decides within a second."""
-        return self.stamp_s, self.line
-
-
 def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | None) -> Failure:
     """One failure for one log; see `SglangLogReader.diagnose`."""
+    run = _telling(run)
     flags = LaunchFlags.of(run, assignment)
-    causes = list(_causes(run, flags))
+    causes = list(causes_of(run, flags))
     chosen = _choose(causes, run)
     if chosen is not None and not (hint in ("wrong_output", "overload") and chosen.strength == "secondary"):
         return _failure(chosen, causes, run, flags)
@@ -86,120 +47,10 @@ def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | No
     return seen if seen is not None else _none(run)
 
 
-def _causes(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
-    for trace in run.traces:
-        cause = _trace_cause(trace, run, flags)
-        if cause is not None:
-            yield cause
-    for event in run.events:
-        if not _survived_event(event, run):
-            yield _event_cause(event)
-
-
-def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
-    raised = trace.raised
-    if not raised or _CONSEQUENCE.match(raised[-1].text) or _survived_trace(trace, run):
-        return None
-    phase = phase_of(trace, run.progress.ready)
-    matches = []
-    for one in raised:
-        found = _match(one, phase, run, flags)
-        if found is not None:
-            matches.append((one, *found))
-    specific = [match for match in matches if match[1].signature.order < VAGUE_ORDER]
-    if not matches:
-        return _of_raised(raised[-1], None, None, trace, phase)
-    one, found_entry, match = specific[0] if specific else min(matches, key=lambda m: m[1].signature.order)
-    return _of_raised(one, found_entry, match, trace, phase)
-
-
-def _match(one: Raised, phase: Phase, run: Run, flags: LaunchFlags) -> tuple[Entry, re.Match[str]] | None:
-    text, stack = one.text, one.stack
-    for candidate in entries("exception"):
-        signature = candidate.signature
-        if signature.phases and phase not in signature.phases:
-            continue
-        if signature.when and not _holds(signature.when, text, run, flags):
-            continue
-        match = signature.matches(text, stack)
-        if match:
-            return candidate, match
-    return None
-
-
-def _holds(condition: str, text: str, run: Run, flags: LaunchFlags) -> bool:
-    numbers = repair.numbers_of(run, flags, text, {})
-    if condition == "occupied":
-        return numbers.occupied is not None
-    if condition == "drafted":
-        return run.progress.loads > 1
-    if condition == "cpu_pool":
-        return str(flags.value("device")) == "cpu"
-    if condition == "big_allocation":
-        return (numbers.tried or 0.0) >= 4.0
-    return run.progress.autotuning
-
-
-def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, trace: Trace, phase: Phase) -> Cause:
-    line, text = one.line_at(match.start()) if match else one.lines[0]
-    last = trace.raised[-1]
-    wrapper = last.lines[0] if last is not one and "failed" in last.lines[0][1] else None
-    forced = found.signature.phase if found else None
-    return Cause(
-        entry=found,
-        line=line,
-        line_text=text,
-        text=one.text,
-        stack=one.stack or last.stack,
-        groups=match.groupdict() if match else {},
-        stamp_s=trace.stamp_s,
-        rank=trace.rank,
-        phase=forced or phase,
-        wrapper=wrapper,
-        trace=trace,
-    )
-
-
-def _event_cause(event: Event) -> Cause:
-    signature = event.entry.signature
-    match = signature.matches(event.text, "")
-    return Cause(
-        entry=event.entry,
-        line=event.number,
-        line_text=event.text,
-        text=event.text,
-        stack="",
-        groups=match.groupdict() if match else {},
-        stamp_s=event.stamp_s,
-        rank=event.rank,
-        phase=signature.phase or (Phase.VALIDATE if event.phase is Phase.PARSE else event.phase),
-    )
-
-
-def _survived_trace(trace: Trace, run: Run) -> bool:
-    """Whether the server went on after a traceback, or was already asked to stop."""
-    progress = run.progress
-    if run.stop_line and trace.line > run.stop_line:
-        return True
-    if progress.ready and not trace.ready:
-        return True
-    if trace.fatal:
-        return False
-    if trace.ready:
-        return not any(line > trace.line for line, _ in run.deaths)
-    in_child = "multiprocessing/process.py" in (trace.chain[-1].first_frame if trace.chain else "")
-    return progress.markers > trace.progress and not in_child
-
-
-def _survived_event(event: Event, run: Run) -> bool:
-    progress = run.progress
-    if run.stop_line and event.number > run.stop_line:
-        return True
-    if progress.ready and not event.ready and event.entry.owner.slug != "cli_parse":
-        return True
-    name = event.entry.signature.name
-    answered = max(run.last_decode_line, run.last_answer_line if name == "health_check" else 0)
-    return name in ("health_check", "request_timeout") and answered > event.number
+def _telling(run: Run) -> Run:
+    """The last server of the log; the one before when the last one had only begun to start."""
+    begun = run.progress.ready or run.deaths or run.traces or run.events
+    return run if begun or run.previous is None else run.previous
 
 
 def _choose(causes: Sequence[Cause], run: Run) -> Cause | None:
@@ -232,19 +83,19 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     if cause.entry is None:
         return _unknown(cause, run, flags)
     signature = cause.entry.signature
-    lead = _explanation(cause, run)
+    lead = explanation(cause, run)
     text = lead[1] + "\n" + cause.text if lead else cause.text
-    numbers = repair.numbers_of(run, flags, text, cause.groups)
+    numbers = numbers_of(run, flags, text, cause.groups)
     blamed = tuple(_blamed(cause, text, flags))
-    draft = repair.Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
-    repairs = repair.repairs_for(signature.repair, draft)
+    draft = Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
+    repairs = repairs_for(signature.repair, draft)
     return Failure(
         slug=cause.entry.owner.slug,
         phase=cause.phase,
         verdict=_verdict(cause, blamed, flags),
-        message=_sentence(signature.cause, cause, lead, numbers, run),
+        message=sentence(signature.cause, cause, lead, numbers, run),
         deterministic=cause.entry.deterministic,
-        evidence=tuple(_evidence(cause, lead, causes, run)),
+        evidence=tuple(evidence_of(cause, lead, causes, run)),
         blamed=blamed,
         repairs=repairs,
         confidence=_confidence(cause, causes),
@@ -273,49 +124,6 @@ def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict
     return cause.entry.verdict
 
 
-def _explanation(cause: Cause, run: Run) -> tuple[int, str] | None:
-    """An earlier line that says why: an NCCL warning, the kernel's assertion, a compile session that one rank is in."""
-    assert cause.entry is not None
-    kind = cause.entry.signature.explained_by
-    if kind == "jit_session":
-        return run.progress.jit_line
-    for number, text, _ in run.explaining.get(kind, ()):
-        if number < cause.line:
-            return number, text
-    return None
-
-
-def _evidence(cause: Cause, lead: tuple[int, str] | None, causes: Sequence[Cause], run: Run) -> Iterator[Evidence]:
-    """The deciding line first; then its wrapper, the numbers it rests on, and other ranks where none knows more."""
-    assert cause.entry is not None
-    lines = [lead] if lead else []
-    lines.append((cause.line, cause.line_text))
-    if cause.wrapper:
-        lines.append(cause.wrapper)
-    if cause.trace is not None and not cause.trace.fatal:  # logged once where it arose, once where the process died
-        lines += [(one.line, one.line_text) for one in causes if one.line_text == cause.line_text][:2]
-    if cause.entry.signature.all_ranks:
-        lines += [(one.line, one.line_text) for one in causes if one.entry == cause.entry][:8]
-    memory = run.progress.memory_lines
-    if cause.entry.owner.slug in ("kv_budget", "oom_weights", "oom_graph", "oom_runtime"):
-        keys = ("before_load_gib", "after_load_gib", "pool_end_gib", "capture_begin_gib")
-        lines += [memory[key] for key in keys if key in memory]
-    yield from _as_evidence(lines)
-
-
-def _as_evidence(lines: Sequence[tuple[int, str]]) -> Iterator[Evidence]:
-    seen = set()
-    for number, text in lines:
-        if number not in seen:
-            seen.add(number)
-            yield Evidence(line=number, text=_masked(text.strip())[:MAX_EVIDENCE_TEXT])
-
-
-def _masked(text: str) -> str:
-    """The text without keys, tokens and passwords."""
-    return _SECRET.sub(r"\1***", text)
-
-
 def _confidence(cause: Cause, causes: Sequence[Cause]) -> float:
     """Of the signature; less when another rank failed for another understood reason at the same time."""
     assert cause.entry is not None
@@ -326,38 +134,6 @@ def _confidence(cause: Cause, causes: Sequence[Cause]) -> float:
     return round(value - (0.1 if len(others - {cause.entry.owner.slug}) else 0.0), 2)
 
 
-def _sentence(template: str, cause: Cause, lead: tuple[int, str] | None, numbers: repair.Numbers, run: Run) -> str:
-    frames = [frame.split("> ")[0] for frame in cause.stack.split("\n") if frame]
-    first = lead[1] if lead else cause.line_text
-    values = {
-        **{name: value or "" for name, value in cause.groups.items()},
-        "first_line": first.strip()[:200],
-        "at_frame": f" in {frames[-1]}" if frames else "",
-        "kv_tokens": run.progress.kv_tokens,
-        "memory_sentence": _memory_sentence(numbers),
-        "oom_sentence": _oom_sentence(numbers),
-    }
-    return _masked(template.format(**values))
-
-
-def _memory_sentence(numbers: repair.Numbers) -> str:
-    if numbers.before is None or numbers.after is None:
-        return "the weights leave no memory for the KV pool under this fraction"
-    left = f"{numbers.after:.1f} of {numbers.before:.1f} GB are left after the weights"
-    if numbers.fraction is None:
-        return f"{left}, and the fraction keeps more than that outside the pool"
-    kept_out = numbers.before * (1 - numbers.fraction)
-    return f"{left}, and mem-fraction-static {numbers.fraction:g} keeps {kept_out:.1f} GB outside the KV pool"
-
-
-def _oom_sentence(numbers: repair.Numbers) -> str:
-    if numbers.tried is None:
-        return "no allocation was possible"
-    free = f", {numbers.free:.2f} GiB free" if numbers.free is not None else ""
-    total = f" of {numbers.capacity:.1f}" if numbers.capacity is not None else ""
-    return f"{numbers.tried:.2f} GiB wanted{free}{total}"
-
-
 def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
     blamed = tuple(accused(cause.text, cause.stack, flags))
     lines = [(cause.line, cause.line_text), *([cause.wrapper] if cause.wrapper else [])]
@@ -365,8 +141,8 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         slug="unknown",
         phase=cause.phase,
         verdict=Verdict.INFEASIBLE,
-        message=f"no known class; the first failure says: {_masked(cause.line_text.strip()[:200])}",
-        evidence=tuple(_as_evidence(lines)),
+        message=f"no known class; the first failure says: {masked(cause.line_text.strip()[:200])}",
+        evidence=tuple(as_evidence(lines)),
         blamed=blamed,
         confidence=0.3,
     )
@@ -380,18 +156,18 @@ def _table_failure(
     signature = found.signature
     text = "\n".join(text for _, text in lines)
     blamed = tuple(accused(text, "", flags) if signature.blame == "auto" else kept(signature.blame, flags)[:3])
-    numbers = repair.numbers_of(run, flags, "", {})
-    draft = repair.Draft(run, flags, numbers, text, {}, blamed, phase)
+    numbers = numbers_of(run, flags, "", {})
+    draft = Draft(run, flags, numbers, text, {}, blamed, phase)
     values = {"first_line": lines[0][1].strip()[:200] if lines else "", **values}
     return Failure(
         slug=found.owner.slug,
         phase=phase,
         verdict=found.verdict,
-        message=_masked(signature.cause.format(**values)),
+        message=masked(signature.cause.format(**values)),
         deterministic=found.deterministic,
-        evidence=tuple(_as_evidence(lines)),
+        evidence=tuple(as_evidence(lines)),
         blamed=blamed,
-        repairs=repair.repairs_for(signature.repair, draft),
+        repairs=repairs_for(signature.repair, draft),
         confidence=signature.confidence,
     )
 
@@ -489,7 +265,7 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         phase=phase,
         verdict=Verdict.RETRY,
         message=message,
-        evidence=tuple(_as_evidence(lines)),
+        evidence=tuple(as_evidence(lines)),
         confidence=0.2,
     )
 
@@ -508,71 +284,3 @@ def _none(run: Run) -> Failure:
         deterministic=None,
         confidence=0.9 if run.progress.ready else 0.5,
     )
-
-
-def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]:
-    """A failure as scripts read it; flags spelled as on the command line, variables by their names.
-
-    `{class, phase, verdict, deterministic, first_rank, evidence: [{line, text}], blamed: […],
-    repair: [{flag, value, reason}], timeline: […], not_in_effect: […], confidence}`.
-    """
-    return {
-        "class": failure.slug,
-        "phase": failure.phase.value,
-        "verdict": failure.verdict.value,
-        "deterministic": failure.deterministic,
-        "first_rank": first_rank(run, failure),
-        "evidence": [evidence.model_dump() for evidence in failure.evidence],
-        "blamed": [typed(flag) for flag in failure.blamed],
-        "repair": [{"flag": typed(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
-        "timeline": timeline(run.progress, max(run.stamp_s, run.end_stamp_s) or None),
-        "not_in_effect": [{**item, "flag": typed(item["flag"])} for item in not_in_effect(run, assignment)],
-        "confidence": failure.confidence,
-    }
-
-
-def typed(flag: str) -> str:
-    """A flag as typed on a command line: `--tp-size`; an environment variable by its name."""
-    return flag.removeprefix("env.") if flag.startswith("env.") else f"--{flag}"
-
-
-def first_rank(run: Run, failure: Failure) -> str | None:
-    """Rank of the first evidence whose line names one, as the log prints it; a traceback's before a library line's."""
-    lines = [evidence.line for evidence in failure.evidence]
-    ranks = {number: trace.rank for trace in run.traces for one in trace.raised for number, _ in one.lines}
-    loose = {event.number: event.rank for event in run.events}
-    loose.update({number: rank for known in run.explaining.values() for number, _, rank in known})
-    for known_ranks in (ranks, loose):
-        for line in lines:
-            if known_ranks.get(line):
-                return known_ranks[line]
-    return None
-
-
-def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
-    """Options that the engine did not honour: `{flag, why, line, text}`, once per flag."""
-    flags = LaunchFlags.of(run, assignment)
-    found: dict[str, dict[str, Any]] = {}
-    for number, text, notice, _ in run.notices:
-        for flag in notice.flags:
-            if notice.why == "override" and not flags.on(flag):
-                continue
-            found.setdefault(
-                flag, {"flag": flag, "why": notice.why, "line": number, "text": _masked(text.strip()[:300])}
-            )
-    return list(found.values())
-
-
-def warnings(run: Run, assignment: Assignment) -> list[str]:
-    """Sentences that a reader of a report wants to see, each with its line."""
-    lines = [
-        f"line {item['line']}: {item['flag']} is not in effect: {item['text']}"
-        for item in not_in_effect(run, assignment)
-    ]
-    throughput = run.throughput
-    if throughput.retractions:
-        lines.append(f"the KV pool was full: {throughput.retractions} retraction lines")
-    if throughput.decode_lines >= 10 and throughput.eager_lines > throughput.decode_lines / 2:
-        share = throughput.eager_lines / throughput.decode_lines
-        lines.append(f"{share:.0%} of the decode lines ran without a CUDA graph")
-    return lines

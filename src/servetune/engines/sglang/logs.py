@@ -13,14 +13,14 @@ from typing import Any
 from servetune.core.failure import Failure, Phase
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
-from servetune.engines.sglang import _log_args, _log_phases, failures
+from servetune.engines.sglang import _failure_report, _log_args, _log_phases, failures
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
+from servetune.engines.sglang._log_notices import is_dull
 from servetune.engines.sglang._log_run import Run
+from servetune.engines.sglang._log_throughput import RUN, is_counted, is_counted_line
 
 _PIECE = 1 << 20
-#: A decode or prefill line is shorter; a longer one has something else appended to it.
-_BORING_BYTES = 700
 
 
 class SglangLogReader:
@@ -36,6 +36,7 @@ class SglangLogReader:
         self._run = Run()
         self._number = 0
         self._last_raw = b""
+        self._dull: tuple[int, bytes] | None = None  # the last line that was skipped
         self._finished: tuple[int, Run] | None = None
         self._fed_bytes = 0
 
@@ -50,39 +51,62 @@ class SglangLogReader:
             self._feed(bytes(view[start : start + _PIECE]))
 
     def _feed(self, chunk: bytes) -> None:
-        lines = self._splitter.feed(chunk)
-        decodes: list[tuple[int, bytes]] = []
-        run, number = self._run, self._number
-        for raw in lines:
-            number += 1
-            if b"Traceback" in raw or b"rror" in raw or len(raw) > _BORING_BYTES:
-                self._read(number, raw)
-            elif b"Decode batch" in raw:
-                decodes.append((number, raw))
-            elif b"Prefill batch" in raw:
-                run.throughput.prefill_lines += 1
-            elif b'" 200 OK' in raw:
-                if b"POST" in raw or b"GET /health" in raw:
-                    run.last_answer_line = number
-            else:
-                self._read(number, raw)
-        if decodes:
-            run.throughput.take(decodes)
-            run.last_decode_line = decodes[-1][0]
-            self._last_decode_stamp(decodes[-1])
-        self._number = number
-        for raw in reversed(lines):
-            if raw.strip():
-                self._last_raw = raw
-                break
+        for offset, block in self._splitter.feed(chunk):
+            self._take_block(offset, block)
+            self._remember_last(block)
 
-    def _last_decode_stamp(self, decode: tuple[int, bytes]) -> None:
-        for line in self._cleaner.clean(*decode):
-            if line.stamp_s is not None:
-                self._run.end_stamp_s = max(self._run.end_stamp_s, line.stamp_s)
+    def _take_block(self, offset: int, block: bytes) -> None:
+        """Whole lines: count runs of decode, prefill and access lines in bulk, read the others one by one."""
+        at = 0
+        while at < len(block):
+            match = RUN.match(block, at)
+            end = match.end() if match is not None else block.index(b"\n", at) + 1
+            lines = block[at:end]
+            count = lines.count(b"\n")
+            if match is not None and is_counted(lines, count):
+                self._count(lines, count, offset + at)
+            else:
+                self._take_lines(lines, offset + at)
+            at = end
+
+    def _take_lines(self, lines: bytes, offset: int) -> None:
+        for line in lines.split(b"\n")[:-1]:
+            if is_counted_line(line):
+                self._count(line + b"\n", 1, offset)
+            else:
+                self._number += 1
+                if self._run.skims and is_dull(line):
+                    self._dull = (self._number, line)
+                else:
+                    self._glance()
+                    self._read(self._number, line)
+            offset += len(line) + 1
+
+    def _count(self, lines: bytes, count: int, offset: int) -> None:
+        run, first = self._run, self._number + 1
+        decodes = run.throughput.take(lines, count, offset, first)
+        if decodes:
+            run.last_decode_line = first
+        if decodes < count and (b'"POST' in lines or b'"GET /health' in lines):
+            run.last_answer_line = first
+        self._number += count
+
+    def _remember_last(self, block: bytes) -> None:
+        last = block.rstrip()
+        if last:
+            self._last_raw = last[last.rfind(b"\n") + 1 :][:4096]
+
+    def _glance(self) -> None:
+        """Take the time and the text of the last line that was skipped."""
+        if self._dull is not None:
+            for line in self._cleaner.clean(*self._dull):
+                self._run.glance(line)
+            self._dull = None
 
     def _read(self, number: int, raw: bytes) -> None:
         for line in self._cleaner.clean(number, raw):
+            if self._run.restarted_by(line):
+                self._run = self._run.successor()
             self._run.take(line)
 
     @property
@@ -131,8 +155,8 @@ class SglangLogReader:
             },
             "throughput": run.throughput.facts(),
             "retractions": run.throughput.retractions,
-            "timeline": _log_phases.timeline(progress, max(run.stamp_s, run.end_stamp_s) or None),
-            "not_in_effect": failures.not_in_effect(run, self._assignment),
+            "timeline": _log_phases.timeline(progress, run.end_s),
+            "not_in_effect": _failure_report.not_in_effect(run, self._assignment),
         }
 
     def _flags(self, run: Run) -> Assignment:
@@ -140,7 +164,7 @@ class SglangLogReader:
 
     def warnings(self) -> Sequence[str]:
         """Sentences about options that are not in effect, retractions and eager decoding, each with its line number."""
-        return failures.warnings(self._closed(), self._assignment)
+        return _failure_report.warnings(self._closed(), self._assignment)
 
     def diagnose(self, exit: Exit | None, hint: str | None = None) -> Failure:
         """Why it failed, from the log first, then from `hint` (what the tuner saw) and from how the process ended.
@@ -152,7 +176,7 @@ class SglangLogReader:
 
     def report(self, failure: Failure) -> dict[str, Any]:
         """A diagnosis of this log as `servetune diagnose --json` prints it."""
-        return failures.report(self._closed(), self._assignment, failure)
+        return _failure_report.report(self._closed(), self._assignment, failure)
 
     def flags(self) -> LaunchFlags:
         """Flags as passed (the assignment, else the command that the log shows) and as the engine used them."""
@@ -160,6 +184,7 @@ class SglangLogReader:
 
     def _closed(self) -> Run:
         """The state including an unfinished last line; reading may go on afterwards."""
+        self._glance()
         rest = self._splitter.rest
         if not rest.strip():
             return self._run

@@ -1,0 +1,178 @@
+"""Speed, memory and robustness of the SGLang log reader: `python benchmarks/log_reading.py [speed|memory|fuzz|all]`.
+
+speed   MB/s of CPU time: decode lines, the mix of a recorded load, container prefixes, start-ups and crashes
+memory  a log of 2 GB: peak resident memory and MB/s
+fuzz    10,000 broken logs (cut, interleaved, corrupted, huge lines): no exception, the same answer for any chunking
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from servetune.engines.sglang.logs import SglangLogReader
+
+RECORDINGS = Path(__file__).parents[1] / "tests" / "recordings"
+FUZZED = 10_000
+BIG_BYTES = 2 << 30
+CHUNK = 1 << 20
+DECODE = (
+    b"[2026-02-21 10:03:53 TP0] Decode batch, #running-req: 32, #token: 9000, token usage: 0.01, cuda graph: True, "
+    b"gen throughput (token/s): 2511.00, #queue-req: 0\n"
+)
+
+
+def recorded() -> list[bytes]:
+    return [
+        path.read_bytes() for folder in ("cases", "cpu", "h200") for path in sorted((RECORDINGS / folder).glob("*.log"))
+    ]
+
+
+def load_mix() -> bytes:
+    """What a recorded server printed from its ready line on, under load."""
+    raw = (RECORDINGS / "h200" / "run2_m0.9_g256.log").read_bytes()
+    begin = raw.index(b"\n", raw.index(b"fired up")) + 1
+    return raw[begin : raw.index(b"SIGTERM received")].rsplit(b"\n", 1)[0] + b"\n"
+
+
+def prefixed(body: bytes, prefix: bytes) -> bytes:
+    return b"".join(prefix + line + b"\n" for line in body.split(b"\n")[:-1])
+
+
+def feed(body: bytes, total: int) -> tuple[float, SglangLogReader]:
+    """CPU seconds for `total` bytes made of copies of `body`, in pieces of 1 MiB."""
+    piece = body * (CHUNK // len(body) + 1)
+    reader = SglangLogReader({})
+    before = time.process_time()
+    for _ in range(total // len(piece) + 1):
+        for start in range(0, len(piece), CHUNK):
+            reader.feed(piece[start : start + CHUNK])
+    return time.process_time() - before, reader
+
+
+def speed(total: int = 200_000_000) -> None:
+    bodies = {
+        "decode lines": DECODE,
+        "recorded load": load_mix(),
+        "recorded load, Kubernetes": prefixed(load_mix(), b"2026-02-21T10:04:00.000000000Z stderr F "),
+        "recorded load, docker compose": prefixed(load_mix(), b"sglang-1  | "),
+    }
+    for name, body in bodies.items():
+        spent, reader = feed(body, total)
+        lines = reader.facts()["lines"]
+        print(f"{name:32} {total / spent / 1e6:6.0f} MB/s  {lines / spent / 1e6:5.2f} M lines/s")
+    startup = b"".join(recorded())
+    spent, _ = feed(startup, 20_000_000)
+    print(f"{'start-ups and crashes only':32} {20 / spent:6.0f} MB/s")
+
+
+def memory(total: int = BIG_BYTES) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    spent, reader = feed(load_mix() + DECODE * 2000, total)
+    reader.diagnose(None)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{total / 2**30:.0f} GiB: peak {peak:.0f} MiB resident ({before:.0f} before), {total / spent / 1e6:.0f} MB/s"
+    )
+    assert peak < 200, f"{peak} MiB"
+
+
+def broken(source: random.Random, logs: list[bytes]) -> Iterator[bytes]:
+    """One broken log after another."""
+    while True:
+        lines = source.choice(logs)[:60_000].split(b"\n")
+        for _ in range(source.randint(1, 5)):
+            source.choice(BREAKAGES)(source, lines, logs)
+        yield b"\n".join(lines)
+
+
+def _cut(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    del lines[source.randint(0, len(lines)) :]
+    if lines:
+        lines[-1] = lines[-1][: source.randint(0, len(lines[-1]))]
+
+
+def _interleave(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    others = source.choice(logs)[:20_000].split(b"\n")
+    for other in others:
+        lines.insert(source.randint(0, len(lines)), other)
+
+
+def _corrupt(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    for _ in range(source.randint(1, 40)):
+        if not lines:
+            return
+        index = source.randrange(len(lines))
+        line = bytearray(lines[index])
+        for _ in range(source.randint(1, 8)):
+            line.insert(source.randint(0, len(line)), source.randrange(256))
+        lines[index] = bytes(line)
+
+
+def _huge(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    line = source.choice(lines) if lines else b"x"
+    lines.insert(source.randint(0, len(lines)), (line or b"y") * source.randint(1, 3000))
+
+
+def _shuffle(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    begin = source.randint(0, len(lines))
+    part = lines[begin : begin + 30]
+    source.shuffle(part)
+    lines[begin : begin + 30] = part
+
+
+def _repeat(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
+    begin = source.randint(0, len(lines))
+    lines[begin:begin] = lines[begin : begin + 5] * source.randint(1, 50)
+
+
+BREAKAGES = (_cut, _interleave, _corrupt, _huge, _shuffle, _repeat)
+
+
+def check(raw: bytes, source: random.Random) -> None:
+    """Raises when reading fails, or when another chunking gives another answer."""
+    whole = SglangLogReader({})
+    whole.feed(raw)
+    pieces = SglangLogReader({})
+    at = 0
+    while at < len(raw):
+        size = source.choice((1, 7, 100, 1000, 5000, 70_000))
+        pieces.feed(raw[at : at + size])
+        at += size
+        if source.random() < 0.02:
+            pieces.facts(), pieces.warnings(), pieces.diagnose(None), pieces.last_line, pieces.decided
+    for one, other in (
+        (whole.facts(), pieces.facts()),
+        (whole.report(whole.diagnose(None)), pieces.report(pieces.diagnose(None))),
+    ):
+        assert one == other, (one, other)
+    assert (whole.last_line, whole.decided, whole.ready, whole.phase) == (
+        pieces.last_line,
+        pieces.decided,
+        pieces.ready,
+        pieces.phase,
+    )
+
+
+def fuzz(count: int = FUZZED, seed: int = 0) -> None:
+    source = random.Random(seed)
+    logs = broken(source, recorded())
+    before = time.perf_counter()
+    for _ in range(count):
+        check(next(logs), source)
+    print(f"{count} broken logs read twice in {time.perf_counter() - before:.0f} s: no exception, no difference")
+
+
+def main() -> None:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
+    for name, run in {"speed": speed, "memory": memory, "fuzz": fuzz}.items():
+        if wanted in (name, "all"):
+            run()
+
+
+if __name__ == "__main__":
+    main()

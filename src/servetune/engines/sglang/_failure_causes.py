@@ -1,0 +1,166 @@
+"""Candidates for the cause: what in a log matched a signature, or is a failure that none explains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from servetune.core.failure import Phase
+from servetune.engines.sglang._failure_phase import phase_of
+from servetune.engines.sglang._failure_table import Entry, entries
+from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_run import Event, Run
+from servetune.engines.sglang._log_tracebacks import Raised, Trace
+from servetune.engines.sglang._repair_numbers import numbers_of
+
+#: Signatures with an order from here on say little; another exception of the same chain may say more.
+VAGUE_ORDER = 60
+#: The process was asked to stop, or its peer is gone: never a cause.
+_CONSEQUENCE = re.compile(
+    r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
+    r"|ConnectionResetError|zmq\.error\.\w+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A candidate: a signature (None: not understood) with the text, frames and lines that it rests on."""
+
+    entry: Entry | None
+    line: int
+    line_text: str
+    text: str
+    stack: str
+    groups: Mapping[str, str | None]
+    stamp_s: float
+    rank: str | None
+    phase: Phase
+    wrapper: tuple[int, str] | None = None
+    trace: Trace | None = None
+
+    @property
+    def strength(self) -> str:
+        """Of the signature; `unknown` without one."""
+        return self.entry.signature.strength if self.entry else "unknown"
+
+    @property
+    def when(self) -> tuple[float, int]:
+        """Order in time; the place in the file decides within a second."""
+        return self.stamp_s, self.line
+
+
+def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
+    for trace in run.traces:
+        cause = _trace_cause(trace, run, flags)
+        if cause is not None:
+            yield cause
+    for event in run.events:
+        if not _survived_event(event, run):
+            yield _event_cause(event)
+
+
+def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
+    raised = trace.raised
+    if not raised or _CONSEQUENCE.match(raised[-1].text) or _survived_trace(trace, run):
+        return None
+    phase = phase_of(trace, run.progress.ready)
+    matches = []
+    for one in raised:
+        found = _match(one, phase, run, flags)
+        if found is not None:
+            matches.append((one, *found))
+    specific = [match for match in matches if match[1].signature.order < VAGUE_ORDER]
+    if not matches:
+        return _of_raised(raised[-1], None, None, trace, phase)
+    one, found_entry, match = specific[0] if specific else min(matches, key=lambda m: m[1].signature.order)
+    return _of_raised(one, found_entry, match, trace, phase)
+
+
+def _match(one: Raised, phase: Phase, run: Run, flags: LaunchFlags) -> tuple[Entry, re.Match[str]] | None:
+    text, stack = one.text, one.stack
+    for candidate in entries("exception"):
+        signature = candidate.signature
+        if signature.phases and phase not in signature.phases:
+            continue
+        if signature.when and not _holds(signature.when, text, run, flags):
+            continue
+        match = signature.matches(text, stack)
+        if match:
+            return candidate, match
+    return None
+
+
+def _holds(condition: str, text: str, run: Run, flags: LaunchFlags) -> bool:
+    numbers = numbers_of(run, flags, text, {})
+    if condition == "occupied":
+        return numbers.occupied is not None
+    if condition == "drafted":
+        return run.progress.loads > 1
+    if condition == "cpu_pool":
+        return str(flags.value("device")) == "cpu"
+    if condition == "big_allocation":
+        return (numbers.tried or 0.0) >= 4.0
+    return run.progress.autotuning
+
+
+def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, trace: Trace, phase: Phase) -> Cause:
+    line, text = one.line_at(match.start()) if match else one.lines[0]
+    last = trace.raised[-1]
+    wrapper = last.lines[0] if last is not one and "failed" in last.lines[0][1] else None
+    forced = found.signature.phase if found else None
+    return Cause(
+        entry=found,
+        line=line,
+        line_text=text,
+        text=one.text,
+        stack=one.stack or last.stack,
+        groups=match.groupdict() if match else {},
+        stamp_s=trace.stamp_s,
+        rank=trace.rank,
+        phase=forced or phase,
+        wrapper=wrapper,
+        trace=trace,
+    )
+
+
+def _event_cause(event: Event) -> Cause:
+    signature = event.entry.signature
+    match = signature.matches(event.text, "")
+    return Cause(
+        entry=event.entry,
+        line=event.number,
+        line_text=event.text,
+        text=event.text,
+        stack="",
+        groups=match.groupdict() if match else {},
+        stamp_s=event.stamp_s,
+        rank=event.rank,
+        phase=signature.phase or (Phase.VALIDATE if event.phase is Phase.PARSE else event.phase),
+    )
+
+
+def _survived_trace(trace: Trace, run: Run) -> bool:
+    """Whether the server went on after a traceback, or was already asked to stop."""
+    progress = run.progress
+    if run.stop_line and trace.line > run.stop_line:
+        return True
+    if progress.ready and not trace.ready:
+        return True
+    if trace.fatal:
+        return False
+    if trace.ready:
+        return not any(line > trace.line for line, _ in run.deaths)
+    in_child = "multiprocessing/process.py" in (trace.chain[-1].first_frame if trace.chain else "")
+    return progress.markers > trace.progress and not in_child
+
+
+def _survived_event(event: Event, run: Run) -> bool:
+    progress = run.progress
+    if run.stop_line and event.number > run.stop_line:
+        return True
+    if progress.ready and not event.ready and event.entry.owner.slug != "cli_parse":
+        return True
+    name = event.entry.signature.name
+    answered = max(run.last_decode_line, run.last_answer_line if name == "health_check" else 0)
+    return name in ("health_check", "request_timeout") and answered > event.number

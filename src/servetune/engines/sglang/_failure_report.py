@@ -1,0 +1,80 @@
+"""A diagnosis as scripts and readers of a report see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servetune.core.failure import Failure
+from servetune.core.space import Assignment
+from servetune.engines.sglang._failure_text import masked
+from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_phases import timeline
+from servetune.engines.sglang._log_run import Run
+
+
+def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]:
+    """A failure as scripts read it; flags spelled as on the command line, variables by their names.
+
+    `{class, phase, verdict, deterministic, first_rank, evidence: [{line, text}], blamed: […],
+    repair: [{flag, value, reason}], timeline: […], not_in_effect: […], confidence}`.
+    """
+    return {
+        "class": failure.slug,
+        "phase": failure.phase.value,
+        "verdict": failure.verdict.value,
+        "deterministic": failure.deterministic,
+        "first_rank": first_rank(run, failure),
+        "evidence": [evidence.model_dump() for evidence in failure.evidence],
+        "blamed": [typed(flag) for flag in failure.blamed],
+        "repair": [{"flag": typed(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
+        "timeline": timeline(run.progress, run.end_s),
+        "not_in_effect": [{**item, "flag": typed(item["flag"])} for item in not_in_effect(run, assignment)],
+        "confidence": failure.confidence,
+    }
+
+
+def typed(flag: str) -> str:
+    """A flag as typed on a command line: `--tp-size`; an environment variable by its name."""
+    return flag.removeprefix("env.") if flag.startswith("env.") else f"--{flag}"
+
+
+def first_rank(run: Run, failure: Failure) -> str | None:
+    """Rank of the first evidence whose line names one, as the log prints it; a traceback's before a library line's."""
+    lines = [evidence.line for evidence in failure.evidence]
+    ranks = {number: trace.rank for trace in run.traces for one in trace.raised for number, _ in one.lines}
+    loose = {event.number: event.rank for event in run.events}
+    loose.update({number: rank for known in run.explaining.values() for number, _, rank in known})
+    for known_ranks in (ranks, loose):
+        for line in lines:
+            if known_ranks.get(line):
+                return known_ranks[line]
+    return None
+
+
+def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
+    """Options that the engine did not honour: `{flag, why, line, text}`, once per flag."""
+    flags = LaunchFlags.of(run, assignment)
+    found: dict[str, dict[str, Any]] = {}
+    for number, text, notice, _ in run.notices:
+        for flag in notice.flags:
+            if notice.why == "override" and not flags.on(flag):
+                continue
+            found.setdefault(
+                flag, {"flag": flag, "why": notice.why, "line": number, "text": masked(text.strip()[:300])}
+            )
+    return list(found.values())
+
+
+def warnings(run: Run, assignment: Assignment) -> list[str]:
+    """Sentences that a reader of a report wants to see, each with its line."""
+    lines = [
+        f"line {item['line']}: {item['flag']} is not in effect: {item['text']}"
+        for item in not_in_effect(run, assignment)
+    ]
+    throughput = run.throughput
+    if throughput.retractions:
+        lines.append(f"the KV pool was full: {throughput.retractions} retraction lines")
+    if throughput.decode_lines >= 10 and throughput.eager_lines > throughput.decode_lines / 2:
+        share = throughput.eager_lines / throughput.decode_lines
+        lines.append(f"{share:.0%} of the decode lines ran without a CUDA graph")
+    return lines

@@ -1,0 +1,165 @@
+"""Repairs of memory: computed from the log's numbers, never bisected.
+
+The fraction's lower bound is `1 - available_after_load / available_before_load`; what it leaves out,
+`before_load * (1 - fraction)`, must hold graphs, activations and workspaces. When the bounds cross, the window is empty
+and another flag is turned.
+"""
+
+from __future__ import annotations
+
+import math
+
+from servetune.engines.sglang._repair_numbers import Draft, Numbers
+
+#: Added to the computed minimum, so that the pool holds more than nothing.
+MARGIN = 0.01
+#: Above, nothing is left beside the pool on any GPU that we know of.
+HIGHEST_FRACTION = 0.97
+SMALLEST_GRAPH_BATCH = 8
+SMALLEST_CHUNK = 1024
+
+
+def raise_fraction(draft: Draft) -> None:
+    low, now = draft.numbers.window_low, draft.numbers.fraction
+    if draft.drafted and draft.numbers.minimum is None:
+        _empty_window(draft, "the target's pool had taken its share before the draft model's was sized")
+        return
+    if low is None:
+        if now is not None and now < 0.9:
+            draft.add("mem-fraction-static", round(min(now + 0.05, 0.95), 3), _no_numbers(now))
+        return
+    value = round(math.ceil(round(low * 1000, 6)) / 1000 + MARGIN, 3)
+    if value > HIGHEST_FRACTION:
+        _empty_window(draft, f"the fraction would have to be {value}, which leaves nothing for graphs and activations")
+        return
+    if now is not None and value <= now:
+        value = round(min(now + 0.02, HIGHEST_FRACTION), 3)
+    draft.add("mem-fraction-static", value, _minimum_reason(draft.numbers, low))
+
+
+def _no_numbers(now: float) -> str:
+    return f"the log does not show the memory around the weights; {now:g} leaves no KV pool, so more is needed"
+
+
+def _minimum_reason(numbers: Numbers, low: float) -> str:
+    least = math.ceil(round(low * 1000, 6)) / 1000
+    if numbers.before and numbers.after is not None:
+        return (
+            f"at least {least:.3f} (1 - {numbers.after:g}/{numbers.before:g}): "
+            f"{numbers.after:.1f} of {numbers.before:.1f} GB were left after the weights"
+        )
+    return f"at least {least:.3f}: the engine's own minimum"
+
+
+def _empty_window(draft: Draft, why: str) -> None:
+    """No fraction works: free memory elsewhere."""
+    shrink_graphs(draft, f"{why}; smaller graphs free memory")
+    for flag in ("speculative-algorithm", "moe-a2a-backend", "enable-eplb"):
+        if draft.flags.on(flag):
+            draft.add(flag, None, f"{why}; {flag} costs memory beside the pool")
+    _more_parallel(draft, why)
+
+
+def _more_parallel(draft: Draft, why: str) -> None:
+    tp = draft.current("tp-size") or 1
+    draft.add("tp-size", int(tp) * 2, f"{why}; twice the GPUs halve the weights on each")
+
+
+def lower_fraction(draft: Draft) -> None:
+    numbers = draft.numbers
+    now = numbers.fraction
+    if now is None:
+        now = _fraction_from_pool(draft)
+    if now is None:
+        return
+    total = numbers.before or numbers.capacity
+    deficit = max(0.0, (numbers.tried or 0.0) - (numbers.free or 0.0))
+    step = max(0.02, (deficit + 0.5) / total if total else 0.03)
+    value = math.floor(round((now - step) * 1000, 6)) / 1000
+    low = numbers.window_low
+    if low is not None and not draft.drafted and value < low + 0.002:
+        highest = math.floor(round((now - 0.01) * 1000, 6)) / 1000
+        if highest < low + 0.002:
+            _empty_window(draft, f"the fraction cannot go below {low:.3f} and {now:g} is too high")
+            return
+        value = highest
+    if value > 0:
+        draft.add("mem-fraction-static", value, _lower_reason(numbers, now, deficit))
+
+
+def _fraction_from_pool(draft: Draft) -> float | None:
+    """The automatic fraction, from what the pool left: `1 - pool_end / before_load`."""
+    memory = draft.run.progress.memory
+    before, end = memory.get("before_load_gib"), memory.get("pool_end_gib")
+    return round(1 - end / before, 3) if before and end is not None and before > end else None
+
+
+def _lower_reason(numbers: Numbers, now: float, deficit: float) -> str:
+    if numbers.tried is not None and numbers.free is not None:
+        return (
+            f"{numbers.tried:.2f} GiB were wanted and {numbers.free:.2f} free: {deficit:.2f} GiB missing beside {now:g}"
+        )
+    return f"{now:g} leaves too little beside the pool"
+
+
+def _graph_flag(draft: Draft) -> str:
+    if draft.flags.value("cuda-graph-max-bs-decode") is not None:
+        return "cuda-graph-max-bs-decode"
+    return "cuda-graph-max-bs"
+
+
+def shrink_graphs(draft: Draft, why: str = "graphs of large batches take most of the memory") -> None:
+    flag = _graph_flag(draft)
+    sizes = [size for what, found in draft.run.progress.sizes.items() if "prefill" not in what for size in found]
+    largest = draft.current(flag) or (float(max(sizes)) if sizes else None)
+    if largest is None or largest <= SMALLEST_GRAPH_BATCH:
+        return
+    draft.add(flag, max(SMALLEST_GRAPH_BATCH, int(largest) // 2), f"{why} (now up to {largest:g})")
+
+
+def shrink_prefill_graphs(draft: Draft) -> None:
+    progress = draft.run.progress.capture_progress
+    largest = draft.current("piecewise-cuda-graph-max-tokens") or (progress[1] if progress else None)
+    if largest and largest > 256:
+        value = max(256, 2 ** (int(largest).bit_length() - 2))
+        draft.add("piecewise-cuda-graph-max-tokens", value, f"prefill graphs of up to {largest:g} tokens do not fit")
+    no_prefill_graph(draft)
+
+
+def no_prefill_graph(draft: Draft) -> None:
+    if draft.flags.on("enable-piecewise-cuda-graph"):
+        draft.add("enable-piecewise-cuda-graph", None, "leave out the piecewise CUDA graph")
+    elif draft.flags.on("cuda-graph-backend-prefill"):
+        draft.add("cuda-graph-backend-prefill", "disabled", "switch the prefill graph off")
+    else:
+        draft.add("disable-piecewise-cuda-graph", True, "the prefill graph is on by default in this version")
+
+
+def shrink_chunk(draft: Draft) -> None:
+    chunk = draft.current("chunked-prefill-size")
+    if chunk and chunk > SMALLEST_CHUNK:
+        draft.add("chunked-prefill-size", int(chunk) // 2, f"half of {chunk:g}: a smaller prefill needs less at once")
+    elif chunk is None:
+        draft.add("chunked-prefill-size", 4096, "a smaller prefill needs less at once")
+
+
+def shrink_running(draft: Draft) -> None:
+    seen = max((decode.running for decode in draft.run.throughput.sample), default=0)
+    limit = draft.current("max-running-requests")
+    value = int(min(limit, seen) if limit and seen else (limit or seen))
+    if value >= 2:
+        what = "that ran at once" if seen and value == seen else "that are allowed at once"
+        draft.add("max-running-requests", value // 2, f"half of the {value} requests {what}")
+
+
+def less_weight_memory(draft: Draft) -> None:
+    for flag in ("moe-a2a-backend", "speculative-algorithm", "enable-eplb", "ep-num-redundant-experts"):
+        if draft.flags.on(flag):
+            draft.add(flag, None, f"{flag} adds weights on each GPU")
+    _more_parallel(draft, "the weights do not fit (the memory fraction does not matter here)")
+
+
+def lower_host_memory(draft: Draft) -> None:
+    if draft.numbers.fraction is not None:
+        value = math.floor(min(draft.numbers.fraction, 1.0) * 0.85 * 1000) / 1000
+        draft.add("mem-fraction-static", value, "on a CPU the KV pool is host memory")
