@@ -140,7 +140,7 @@ def deepep_buckets(s: State) -> Effects:
 )
 def backend_per_phase_choices(s: State) -> Effects:
     """A graph backend must be one of those that the version knows for the phase."""
-    allowed = ("full", "breakable", "disabled") + (("tc_piecewise",) if s.version < (0, 5, 20) else ())
+    allowed = ("full", "breakable", "disabled") + (("tc_piecewise",) if s.version < (0, 5, 21) else ())
     for phase in ("decode", "prefill"):
         field = f"cuda_graph_backend_{phase}"
         value = getattr(s, field)

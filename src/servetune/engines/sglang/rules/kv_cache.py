@@ -24,7 +24,7 @@ _FP4_GROUPED = ("triton", "torch_native", "flex_attention", "trtllm_mha")
 @rule("kv_cache.fp4", Stage.KV_CACHE, source="server_args.py:_handle_kv4_compatibility; 0.5.20+: kv_cache_hook.py")
 def fp4_cache(s: State) -> Effects:
     """An FP4 cache works on few attention backends."""
-    new = s.version >= (0, 5, 19)
+    new = s.version >= (0, 5, 16)
     if s.kv_cache_dtype not in (("nvfp4", "fp4_mx_block16") if new else ("fp4_e2m1",)):
         return
     if not s.model.known or not s.gpu.known:
@@ -46,7 +46,7 @@ def fp4_cache(s: State) -> Effects:
         )
 
 
-@rule("kv_cache.nvfp4_backends", Stage.DETERMINISTIC, since="0.5.19", source=NVFP4)
+@rule("kv_cache.nvfp4_backends", Stage.DETERMINISTIC, since="0.5.16", source=NVFP4)
 def nvfp4_backends(s: State) -> Effects:
     """An NVFP4 cache is read by trtllm_mha in decode, and by trtllm_mha or flashinfer in prefill."""
     if s.kv_cache_dtype != "nvfp4":
@@ -70,7 +70,7 @@ def nvfp4_backends(s: State) -> Effects:
     yield Fill("decode_attention_backend", "trtllm_mha")
 
 
-@rule("kv_cache.nvfp4", Stage.KV_CACHE, since="0.5.19", source=NVFP4)
+@rule("kv_cache.nvfp4", Stage.KV_CACHE, since="0.5.16", source=NVFP4)
 def nvfp4(s: State) -> Effects:
     """An NVFP4 cache needs compute capability 10 or 12; on 10 few drafts and no host tier can read it."""
     if s.kv_cache_dtype != "nvfp4" or not s.gpu.known:

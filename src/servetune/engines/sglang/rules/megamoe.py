@@ -36,13 +36,18 @@ def alias(s: State) -> Effects:
 
 @rule("megamoe.compatible", Stage.EARLY, since="0.5.18", source=SOURCE)
 def compatible(s: State) -> Effects:
-    """Megamoe has no overlap, and kernels for compute capability 9 and 10 only."""
+    """Megamoe has no overlap."""
     if s.moe_a2a_backend != "megamoe":
         return
     for field in ("enable_two_batch_overlap", "enable_single_batch_overlap"):
         if getattr(s, field):
             yield Refuse(f"--moe-a2a-backend megamoe excludes --{field.replace('_', '-')}", ("moe_a2a_backend", field))
-    if s.gpu.known and not (s.gpu.sm90 or s.gpu.sm100):
+
+
+@rule("megamoe.gpu", Stage.EARLY, since="0.5.21", source=SOURCE)
+def gpu(s: State) -> Effects:
+    """Megamoe has kernels for compute capability 9 and 10 only."""
+    if s.moe_a2a_backend == "megamoe" and s.gpu.known and not (s.gpu.sm90 or s.gpu.sm100):
         yield Refuse("--moe-a2a-backend megamoe needs compute capability 9 or 10", ("moe_a2a_backend",), ("none",))
 
 

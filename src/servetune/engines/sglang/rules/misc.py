@@ -190,7 +190,7 @@ def eplb_defaults(s: State) -> Effects:
     """Expert load balancing records expert use and picks how replicas are dispatched."""
     if s.enable_eplb and s.expert_distribution_recorder_mode is None:
         yield Fill("expert_distribution_recorder_mode", "stat")
-    shared = s.version >= (0, 5, 20) and s.moe_a2a_backend == "none"
+    shared = s.version >= (0, 5, 16) and s.moe_a2a_backend == "none"
     if (s.enable_eplb or s.init_expert_location != "trivial") and s.ep_dispatch_algorithm is None:
         yield Fill("ep_dispatch_algorithm", "dynamic" if shared else "static")
     if shared and s.ep_dispatch_algorithm in ("static", "lp"):

@@ -109,7 +109,7 @@ def dsa_backends(s: State) -> Effects:
 
 def _glm_on_sm12(s: State) -> bool:
     glm = s.model.architecture == "GlmMoeDsaForCausalLM" and s.gpu.major == 12
-    return glm and bool(s.kv_cache_dtype == "fp8_e4m3") and s.version >= (0, 5, 20)
+    return glm and bool(s.kv_cache_dtype == "fp8_e4m3") and s.version >= (0, 5, 16)
 
 
 def _dsa_defaults(s: State) -> tuple[str, str]:

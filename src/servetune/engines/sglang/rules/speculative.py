@@ -147,7 +147,7 @@ def ngram(s: State) -> Effects:
     yield Assign("speculative_eagle_topk", s.speculative_ngram_max_bfs_breadth, "NGRAM drafts a tree of this breadth")
     if s.speculative_num_draft_tokens is None:
         yield Fill("speculative_num_draft_tokens", 12)
-    if s.version >= (0, 5, 20) and s.speculative_num_steps is None:
+    if s.version >= (0, 5, 16) and s.speculative_num_steps is None:
         yield Fill("speculative_num_steps", s.speculative_num_draft_tokens // max(1, s.speculative_eagle_topk))
     if s.speculative_eagle_topk > 1 and (s.page_size or 1) > 1 and s.attention_backend != "flashinfer":
         yield Refuse(
