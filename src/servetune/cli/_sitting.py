@@ -27,7 +27,7 @@ def sit(spec: StudySpec, store: StudyStore) -> None:
     except (Interrupted, KeyboardInterrupt):
         click.echo(f"stopped; go on with `servetune resume {spec.study}`", err=True)
         sys.exit(INTERRUPTED_STATUS)
-    shown.print(f"study {spec.study!r} is finished: {reason}", markup=False)
+    shown.print(f"study {spec.study!r} is finished: {reason}", markup=False, soft_wrap=True)
     best = winner(store.trials(spec.study), spec)
     if best is None:
         failed = sum(t.state is not TrialState.REJECTED for t in store.trials(spec.study))
@@ -38,4 +38,5 @@ def sit(spec: StudySpec, store: StudyStore) -> None:
     shown.print(
         f"`servetune report {spec.study}` ranks what was measured, `servetune export {spec.study}` prints the command",
         markup=False,
+        soft_wrap=True,
     )

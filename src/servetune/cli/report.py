@@ -33,17 +33,17 @@ def command(study: str, storage: str, as_json: bool) -> None:
 
 def show(report: Report, shown: Console) -> None:
     """Print the report for a person."""
-    shown.print(f"study {report.study}: {report.state}", markup=False)
+    shown.print(f"study {report.study}: {report.state}", markup=False, soft_wrap=True)
     if report.simulated:
-        shown.print(SIMULATED, markup=False)
+        shown.print(SIMULATED, markup=False, soft_wrap=True)
     _unknown_first(report, shown)
     if report.ranking:
         shown.print(_ranking(report))
-    shown.print(f"Verdict: {report.verdict}.", markup=False)
+    shown.print(f"Verdict: {report.verdict}.", markup=False, soft_wrap=True)
     _failures(report, shown)
     _costs(report, shown)
     for warning in report.warnings:
-        shown.print(f"warning: {warning}", markup=False)
+        shown.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _ranking(report: Report) -> Table:
@@ -79,25 +79,29 @@ def _unknown_first(report: Report, shown: Console) -> None:
     for group in report.failures:
         if group.slug == "unknown":
             trials = ", ".join(map(str, group.trials))
-            shown.print(f"UNKNOWN CRASH, trial {trials}: {group.message}; please look: {group.evidence}", markup=False)
+            shown.print(
+                f"UNKNOWN CRASH, trial {trials}: {group.message}; please look: {group.evidence}",
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 def _failures(report: Report, shown: Console) -> None:
     if report.failures:
-        shown.print("What failed:", markup=False)
+        shown.print("What failed:", markup=False, soft_wrap=True)
     for group in report.failures:
         trials = ", ".join(map(str, group.trials))
-        shown.print(f"  {group.slug} in {group.phase}, trial {trials}: {group.message}", markup=False)
+        shown.print(f"  {group.slug} in {group.phase}, trial {trials}: {group.message}", markup=False, soft_wrap=True)
         if group.evidence and group.evidence not in group.message:
-            shown.print(f"      {group.evidence[:300]}", markup=False)
+            shown.print(f"      {group.evidence[:300]}", markup=False, soft_wrap=True)
     if report.rejected:
-        shown.print("Rejected before any launch:", markup=False)
+        shown.print("Rejected before any launch:", markup=False, soft_wrap=True)
     for reason, count in report.rejected.items():
-        shown.print(f"  {count} × {reason}", markup=False)
+        shown.print(f"  {count} × {reason}", markup=False, soft_wrap=True)
 
 
 def _costs(report: Report, shown: Console) -> None:
     total_s = sum(report.node_s.values())
     if total_s:
         parts = ", ".join(f"{purpose} {duration(spent_s)}" for purpose, spent_s in report.node_s.items())
-        shown.print(f"Node time: {duration(total_s)} ({parts})", markup=False)
+        shown.print(f"Node time: {duration(total_s)} ({parts})", markup=False, soft_wrap=True)

@@ -38,6 +38,7 @@ def command(study: str, storage: str, file: Path | None) -> None:
             console().print(
                 f"study {study!r} is finished ({stored.reason}); raise its budget in the study file to go on",
                 markup=False,
+                soft_wrap=True,
             )
             return
         sit(spec, store)

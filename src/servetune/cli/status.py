@@ -57,7 +57,11 @@ def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
     shown = console()
     reason = f" ({stored.reason})" if stored.reason else ""
     spent_s = sum(store.ledger(stored.name).values())
-    shown.print(f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time", markup=False)
+    shown.print(
+        f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time",
+        markup=False,
+        soft_wrap=True,
+    )
     table = Table("trial", "state", "tokens/s", "class", "phase", "sets", box=None, pad_edge=False)
     for record in records:
         table.add_row(*_row(stored, record, best))

@@ -38,9 +38,9 @@ def command(file: Path, as_json: bool) -> None:
         click.echo(json.dumps(summary, indent=2))
         return
     shown = console()
-    shown.print(f"{file}: valid", markup=False)
+    shown.print(f"{file}: valid", markup=False, soft_wrap=True)
     for line in describe(spec, facts, summary):
-        shown.print(line, markup=False)
+        shown.print(line, markup=False, soft_wrap=True)
 
 
 def survey(spec: StudySpec, facts: NodeFacts) -> dict[str, Any]:

@@ -30,7 +30,8 @@ class WallClock:
         if not time_scale > 0:
             raise ValueError(f"time_scale must be above 0, got {time_scale}")
         self.time_scale = time_scale
-        self.poll_s = 0.2 if time_scale == 1.0 else 0.05 * time_scale  # a compressed phase may last a fraction of a second
+        # a compressed phase may last a fraction of a second
+        self.poll_s = 0.2 if time_scale == 1.0 else 0.05 * time_scale
 
     def now_s(self) -> float:
         """Seconds of node time since an arbitrary origin."""

@@ -120,6 +120,10 @@ class Node(Protocol):
         """Facts about the node now. Raises NodeUnreachableError."""
         ...
 
+    def environment(self) -> Mapping[str, str]:
+        """Variables that this node adds to every launch (such as CUDA_VISIBLE_DEVICES); part of what is exported."""
+        ...
+
     def free_port(self) -> int:
         """A TCP port on which nothing listens on the node at this moment."""
         ...
@@ -132,5 +136,5 @@ class Node(Protocol):
         ...
 
     def reclaim(self, study: str) -> Sequence[str]:
-        """End what this study left behind (by its marker) and nothing else; idempotent. One sentence per group ended."""
+        """End what this study left behind (by its marker), nothing else; idempotent. One sentence per group ended."""
         ...

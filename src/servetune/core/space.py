@@ -1,8 +1,8 @@
 """Search space: which flags and environment variables may take which values.
 
-A **parameter** is what is sampled. A **bundle** is a categorical parameter whose choices each set several flags at once.
-A **point** maps parameter names to sampled values; the **assignment** is what it expands to: flag name without
-dashes (or `env.NAME`) → value. `None` in an assignment's source means "flag absent" and is dropped on expansion.
+A **parameter** is what is sampled. A **bundle** is a categorical parameter whose choices set several flags at once.
+A **point** maps parameter names to sampled values; the **assignment** is what it expands to: flag name without dashes
+(or `env.NAME`) → value. `None` in an assignment's source means "flag absent" and is dropped on expansion.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Parameter(Frozen):
 
 
 class SearchSpace(Frozen):
-    """Parameters in the order in which they are sampled; a condition may only name earlier parameters or fixed flags."""
+    """Parameters in the order of sampling; a condition may only name earlier parameters or fixed flags."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -112,6 +112,13 @@ def _flags_of(parameter: Parameter, value: Choice) -> Mapping[str, Choice]:
     if isinstance(parameter.domain, BundleDomain):
         return parameter.domain.options[str(value)]
     return {parameter.name: value}
+
+
+def flags_of(parameter: Parameter) -> frozenset[str]:
+    """The flags and variables that a parameter may set."""
+    if isinstance(parameter.domain, BundleDomain):
+        return frozenset(flag for option in parameter.domain.options.values() for flag in option)
+    return frozenset({parameter.name})
 
 
 def same_value(left: Any, right: Any) -> bool:

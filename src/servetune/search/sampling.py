@@ -27,7 +27,6 @@ from servetune.core.space import (
     FloatDomain,
     IntDomain,
     Parameter,
-    Point,
     SearchSpace,
     same_value,
 )
@@ -138,7 +137,7 @@ SamplerFactory = Callable[[int], BaseSampler]
 
 
 class Reseeded(BaseSampler):
-    """Makes any sampler a pure function of the study's history: it is built anew, from seed and trial number, at each ask.
+    """Makes any sampler a pure function of the study's history: built anew, from seed and trial number, at each ask.
 
     A study that was killed and resumed therefore asks what it would have asked without the kill. An independent
     suggestion is seeded by the parameter's name as well, so it does not depend on what was suggested before the kill.
@@ -154,7 +153,7 @@ class Reseeded(BaseSampler):
         return self._factory(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the inner sampler, which is kept for `sample_relative`: samplers may remember the space between the two."""
+        """As the inner sampler, which is kept for `sample_relative`: it may remember the space between the two."""
         inner = self._inner(trial)
         self._relative = (trial.number, inner)
         return inner.infer_relative_search_space(study, trial)

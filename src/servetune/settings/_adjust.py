@@ -14,12 +14,13 @@ from servetune.core.space import (
     Parameter,
     SearchSpace,
     Value,
+    flags_of,
     same_value,
 )
 from servetune.settings._document import Node
 from servetune.settings._domains import contains, domain, possible_values, suggest
 from servetune.settings._problems import Problems, did_you_mean, one_of
-from servetune.settings._space import Reading, flags_of, flags_set_by, may_be, parameters_of
+from servetune.settings._space import Reading, flags_set_by, may_be, parameters_of
 from servetune.settings._values import assignment
 
 ADJUSTMENT_KEYS = ("base", "narrow", "fix", "drop", "extend")

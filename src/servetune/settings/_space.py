@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servetune.core.space import BundleDomain, Choice, Condition, Parameter, SearchSpace, same_value
+from servetune.core.space import BundleDomain, Choice, Condition, Parameter, SearchSpace, flags_of, same_value
 from servetune.settings._document import Node
 from servetune.settings._domains import DOMAIN_KEYS, FORMS, contains, domain, possible_values, shown, suggest
 from servetune.settings._problems import Problems, did_you_mean, one_of
@@ -65,13 +65,6 @@ def _needed(node: Node, reading: Reading) -> bool:
     if not names or not all(isinstance(item.scalar, str) for item in names):
         reading.problems.add(needs.place, needs.path, f"got {needs.shown()}; allowed: a flag, or a list of flags")
     return all(item.scalar in reading.fixed for item in names)
-
-
-def flags_of(parameter: Parameter) -> frozenset[str]:
-    """The flags and variables that a parameter may set."""
-    if isinstance(parameter.domain, BundleDomain):
-        return frozenset(flag for option in parameter.domain.options.values() for flag in option)
-    return frozenset({parameter.name})
 
 
 def flags_set_by(parameter: Parameter) -> frozenset[str]:

@@ -92,6 +92,7 @@ class Launches:
         for sentence in self._node.reclaim(study):
             self._listener.on(Note(text=sentence, warning=True))
         launch = self._engine.launch(assignment, self._facts, self._node.free_port())
+        launch = launch.model_copy(update={"env": {**self._node.environment(), **launch.env}})
         self._store.begin_run(study, number, attempt, purpose, launch, self._facts)
         self._listener.on(
             TrialStarted(

@@ -16,7 +16,7 @@ from servetune.core.errors import NodeUnusableError
 from servetune.core.events import ConfirmationStarted, Listener, Note, Step, TrialEnded
 from servetune.core.failure import Failure, Verdict
 from servetune.core.node import NodeFacts
-from servetune.core.space import Assignment, Choice, Value
+from servetune.core.space import Assignment, Choice, SearchSpace, Value, flags_of
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
@@ -210,10 +210,7 @@ class Tuner:
         baseline = {**self._space.fixed, **self._spec.baseline}
         self._enqueue("baseline", baseline, {"baseline": True})
         for index, hint in enumerate(self._space.hints):
-            names = {parameter.name for parameter in self._space.parameters}
-            point = {name: value for name, value in hint.items() if name in names}
-            flags = {name: value for name, value in hint.items() if name not in names and value is not None}
-            self._enqueue(f"hint:{index}", {**self._space.expand(point), **flags}, {})
+            self._enqueue(f"hint:{index}", hinted(baseline, hint, self._space), {})
 
     def _enqueue(self, origin: str, assignment: Assignment, attrs: Mapping[str, Any]) -> None:
         if any(trial.user_attrs.get("origin") == origin for trial in self._study.trials):
@@ -241,3 +238,13 @@ class Tuner:
             self._listener.on(ConfirmationStarted(reason=reason, launches=len(plan)))
         for candidate in plan:
             self._launches.confirm(candidate)
+
+
+def hinted(baseline: Assignment, hint: Mapping[str, Choice], space: SearchSpace) -> dict[str, Value]:
+    """A hint is laid over the baseline: its parameters and plain flags replace the baseline's, bundles as a whole."""
+    named = [parameter for parameter in space.parameters if parameter.name in hint]
+    replaced = {flag for parameter in named for flag in flags_of(parameter)} | hint.keys()
+    names = {parameter.name for parameter in named}
+    plain = {flag: value for flag, value in hint.items() if flag not in names and value is not None}
+    set_by_hint = space.model_copy(update={"fixed": {}}).expand({name: hint[name] for name in names})
+    return {**{flag: value for flag, value in baseline.items() if flag not in replaced}, **set_by_hint, **plain}
