@@ -43,14 +43,14 @@ class CommandLine:
             command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
 
-    def __call__(self, *words: object, status: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: object, status: int = 0, timeout_s: float = 100, **environ: str):
         with self.popen(*words, **environ) as process:
-            out, err = process.communicate(timeout=100)
+            out, err = process.communicate(timeout=timeout_s)
         assert process.returncode == status, f"{words}: status {process.returncode}\n{out}\n{err}"
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-@pytest.fixture()
+@pytest.fixture
 def servetune(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
 
