@@ -1,5 +1,7 @@
 """Reading logs: any chunking, any dress, the numbers of every format from 0.4.6 to 0.5.23."""
 
+# ruff: noqa: E501 - log lines are as long as they are
+
 from __future__ import annotations
 
 import json

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from servetune.core.failure import Phase
 from servetune.core.space import Assignment
 from servetune.engines.sglang._log_args import flag_name, is_set
 from servetune.engines.sglang._log_run import Run
@@ -37,6 +38,8 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|fp8_gemm", "fp8-gemm-backend"),
     (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
     (r"type fp8e\d", "kv-cache-dtype"),
+    (r"major versions \[9, 10\]", "enable-flashinfer-allreduce-fusion"),
+    (r"major versions \[9, 10\]", "flashinfer-allreduce-fusion-backend"),
     (r"(?i)allreduce_fusion|allreduce fusion", "enable-flashinfer-allreduce-fusion"),
     (r"(?i)allreduce_fusion|allreduce fusion", "flashinfer-allreduce-fusion-backend"),
     (r"(?i)two.batch.overlap|\bTBO\b", "enable-two-batch-overlap"),
@@ -105,6 +108,37 @@ VALUED = (
 )
 
 
+#: Options that choose kernels, and options that choose how ranks communicate and what is captured.
+KERNELS = (
+    "moe-a2a-backend",
+    "moe-runner-backend",
+    "attention-backend",
+    "prefill-attention-backend",
+    "decode-attention-backend",
+    "quantization",
+    "kv-cache-dtype",
+    "fp4-gemm-backend",
+    "fp8-gemm-backend",
+    "speculative-algorithm",
+    "enable-two-batch-overlap",
+    "enable-single-batch-overlap",
+    "enable-deterministic-inference",
+)
+PATHS = (
+    "enable-flashinfer-allreduce-fusion",
+    "flashinfer-allreduce-fusion-backend",
+    "enable-torch-symm-mem",
+    "enable-symm-mem",
+    "enable-mscclpp",
+    "enable-nccl-nvls",
+    "disable-custom-all-reduce=False",
+    "env.NCCL_ALGO=Tree",
+    "enable-piecewise-cuda-graph",
+    "cuda-graph-backend-prefill",
+    "enable-torch-compile",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchFlags:
     """`asked`: by the assignment, else by the command shown in the log. `effective`: from `server_args=`."""
@@ -147,8 +181,22 @@ class LaunchFlags:
 
 
 def kept(wanted: Iterable[str], flags: LaunchFlags) -> list[str]:
-    """The flags of a blame list that are switched on; those with `!` always."""
-    return [flag.rstrip("!") for flag in wanted if flag.endswith("!") or flags.on(flag)]
+    """The flags of a blame list that are switched on; with `!` always, with `+` beside another one that is kept,
+    with `=value` when they have that value.
+    """
+    found: list[str] = []
+    for entry in wanted:
+        flag, mark, value = entry.rstrip("!+").partition("=")
+        always = entry.endswith("!") or (entry.endswith("+") and bool(found))
+        if always or (str(flags.asked.get(flag)) == value if mark else flags.on(flag)):
+            found.append(flag)
+    return [flag for flag in found if flag.replace("disable-", "enable-", 1) not in found or "disable-" not in flag]
+
+
+def suspects(phase: Phase, flags: LaunchFlags) -> list[str]:
+    """Options that were asked for and choose code paths, likeliest first: blamed when nothing in the log names one."""
+    ordered = (*PATHS, *KERNELS) if phase is Phase.GRAPH_CAPTURE else (*KERNELS, *PATHS)
+    return kept(ordered, LaunchFlags(flags.asked))
 
 
 def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:

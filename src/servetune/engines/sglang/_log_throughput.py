@@ -33,7 +33,7 @@ def is_counted(lines: bytes, count: int) -> bool:
 
 
 def is_counted_line(line: bytes) -> bool:
-    """Whether one line is counted, whatever its dress (colours, prefixes). True for each line that `is_counted` takes."""
+    """Whether one line is counted, whatever its dress (colours, prefixes). `is_counted` takes no others."""
     at = max(line.find(b"Decode batch"), line.find(b"Prefill batch"), line.find(b'" 200 OK'))
     if at < 0 or b"Traceback" in line:
         return False
@@ -85,7 +85,7 @@ class Throughput:
             at = lines.find(b"Decode batch", max(0, self.next_offset - offset))
             if at < 0:
                 return
-            begin, line = _line_at(lines, at)
+            _, line = _line_at(lines, at)
             self.next_offset = (offset + at) // self.stretch * self.stretch + self.stretch
             self._read(line, offset + at)
 

@@ -128,7 +128,7 @@ class TracebackAssembler:
     def start(
         self, line: Line, phase: str, ready: bool, stamp_s: float, progress: int, announced: Line | None = None
     ) -> Trace | None:
-        """Open a traceback, or the next exception of the chain that is open. `announced`: a header on the line before."""
+        """Open a traceback, or the next exception of the open chain. `announced`: a header on the line before."""
         if self._open is not None and not line.stamped and self._continues(line.number):
             self._next_exception()
             self._last_number = line.number

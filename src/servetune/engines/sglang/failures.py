@@ -18,7 +18,7 @@ from servetune.core.space import Assignment
 from servetune.engines.sglang._failure_causes import VAGUE_ORDER, Cause, causes_of
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
-from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept
+from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept, suspects
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
@@ -86,7 +86,8 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     lead = explanation(cause, run)
     text = lead[1] + "\n" + cause.text if lead else cause.text
     numbers = numbers_of(run, flags, text, cause.groups)
-    blamed = tuple(_blamed(cause, text, flags))
+    accusation, pointed_at = _blamed(cause, text, flags)
+    blamed = tuple(accusation)
     draft = Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
     repairs = repairs_for(signature.repair, draft)
     return Failure(
@@ -98,29 +99,43 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
         evidence=tuple(evidence_of(cause, lead, causes, run)),
         blamed=blamed,
         repairs=repairs,
-        confidence=_confidence(cause, causes),
+        confidence=_confidence(cause, causes)
+        if pointed_at or not blamed
+        else min(SUSPICION, _confidence(cause, causes)),
     )
 
 
-def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> list[str]:
+#: Where the configuration decides: without a flag in the log, what was asked for is suspected.
+_SUSPICIOUS = frozenset(
+    ("arch_unsupported", "graph_capture", "jit_autotune", "device_fault", "engine_bug", "invalid_combo", "comm_runtime")
+)
+#: Confidence in a blame that rests on suspicion alone.
+SUSPICION = 0.5
+
+
+def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], bool]:
+    """Flags to blame, and whether the log points at them (else they are only suspected)."""
     assert cause.entry is not None
     signature = cause.entry.signature
     if cause.entry.owner.slug == "cli_parse":
         named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
-        return list(dict.fromkeys(named))[:3]
-    if signature.blame != "auto":
-        return kept(signature.blame, flags)[:3]
-    found = accused(text, cause.stack, flags)
+        return list(dict.fromkeys(named))[:3], True
+    found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
+    if found or cause.entry.owner.slug not in _SUSPICIOUS:
+        return found[:3], True
+    found = suspects(cause.phase, flags)
     if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
-        return ["disable-overlap-schedule"]
-    return found
+        found = ["disable-overlap-schedule"]
+    return found[:3], False
 
 
 def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict:
+    """Of the signature. With nothing that was asked for to blame, what fails is the node, or the model on it."""
     assert cause.entry is not None
-    unasked = cause.entry.signature.unasked
-    if unasked is not None and flags.known and not any(flags.on(flag) for flag in blamed):
-        return unasked
+    signature = cause.entry.signature
+    known = bool(flags.asked) if signature.blame == "auto" else flags.known
+    if signature.unasked is not None and known and not any(flags.on(flag) for flag in blamed):
+        return signature.unasked
     return cause.entry.verdict
 
 

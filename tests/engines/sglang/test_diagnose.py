@@ -1,0 +1,131 @@
+# ruff: noqa: E501 - log lines are as long as they are
+
+"""`servetune diagnose`: one screen for people, one object for scripts, a file or a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servetune.cli.diagnose import diagnose_text
+
+RECORDINGS = Path(__file__).parents[2] / "recordings"
+FRACTION = RECORDINGS / "cases" / "kv_new_guard_minimum.log"
+KEYS = [
+    "class",
+    "phase",
+    "verdict",
+    "deterministic",
+    "first_rank",
+    "evidence",
+    "blamed",
+    "repair",
+    "timeline",
+    "not_in_effect",
+    "confidence",
+]
+
+
+def servetune(*words: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "servetune", "diagnose", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env={"PATH": "", **env}, check=False)
+
+
+def test_json_has_the_promised_shape() -> None:
+    answer = json.loads(servetune(str(FRACTION), "--json").stdout)
+    assert list(answer) == KEYS
+    assert (answer["class"], answer["phase"], answer["verdict"]) == ("kv_budget", "kv_alloc", "infeasible")
+    assert answer["deterministic"] is True
+    assert answer["first_rank"] == "TP1"
+    assert answer["evidence"][0]["line"] == 16
+    assert set(answer["evidence"][0]) == {"line", "text"}
+    assert answer["blamed"] == ["--mem-fraction-static"]
+    assert answer["repair"][0] == {
+        "flag": "--mem-fraction-static",
+        "value": 0.773,
+        "reason": "at least 0.763 (1 - 33.2/138.9): 33.2 of 138.9 GB were left after the weights",
+    }
+    assert [step["phase"] for step in answer["timeline"]] == ["load", "kv_alloc"]
+    assert 0 < answer["confidence"] <= 1
+
+
+@pytest.mark.parametrize("words", [(), ("-",)])
+def test_a_pipe_is_read(words: tuple[str, ...]) -> None:
+    done = servetune(*words, "--json", stdin=FRACTION.read_bytes())
+    assert json.loads(done.stdout)["class"] == "kv_budget"
+
+
+def test_the_screen_names_what_a_person_needs() -> None:
+    done = servetune(str(FRACTION))
+    shown = done.stdout.decode()
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    for words in (
+        "kv_budget in phase kv_alloc, first on TP1",
+        "the same command would fail again",
+        "16  ValueError: Loaded weights leave no GPU memory",
+        "--mem-fraction-static",
+        "the engine used 0.7",
+        "--mem-fraction-static 0.773",
+        "33.2 of 138.9 GB were left after the weights",
+        "kv_alloc",
+    ):
+        assert words in shown
+    assert len(shown.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("cases/*.log")), ids=lambda path: path.stem)
+def test_every_screen_fits(path: Path) -> None:
+    with path.open("rb") as stream:
+        answer = diagnose_text(stream)
+    assert list(answer) == KEYS
+    assert len(answer["evidence"]) <= 8
+    json.dumps(answer)
+
+
+def test_a_healthy_log_is_class_none() -> None:
+    done = servetune(str(RECORDINGS / "cases" / "none_autotuner_skips.log"))
+    assert done.stdout.decode().startswith("none in phase warmup")
+    assert b"survived" in done.stdout
+
+
+def test_options_not_in_effect_are_listed() -> None:
+    answer = json.loads(servetune(str(RECORDINGS / "cases" / "perf_silent_nccl_fallback.log"), "--json").stdout)
+    assert answer["not_in_effect"][0]["flag"] == "--disable-custom-all-reduce"
+    assert answer["not_in_effect"][0]["line"] == 3
+
+
+def test_a_missing_file_is_bad_input() -> None:
+    done = servetune("no-such.log")
+    assert done.returncode == 2
+    assert b"no-such.log" in done.stderr
+    assert done.stdout == b""
+
+
+def test_an_empty_log_is_unknown() -> None:
+    answer = json.loads(servetune("-", "--json").stdout)
+    assert (answer["class"], answer["evidence"]) == ("unknown", [])
+
+
+def test_colours_only_on_a_terminal_that_wants_them() -> None:
+    assert b"\x1b" not in servetune(str(FRACTION), NO_COLOR="1", FORCE_COLOR="").stdout
+
+
+def test_markup_in_a_log_is_text() -> None:
+    log = b'[2026-03-04 11:00:00] server_args=ServerArgs(tp_size=1)\n[2026-03-04 11:00:01] Scheduler hit an exception: Traceback (most recent call last):\n  File "x.py", line 1, in f\nVendorError: [red]not [/bold]markup[/red]\n\n'
+    assert b"[red]not [/bold]markup[/red]" in servetune("-", stdin=log).stdout
+
+
+def test_the_assignment_may_be_given() -> None:
+    log = b'Traceback (most recent call last):\n  File "/x/server_args.py", line 1, in __post_init__\n    assert x\nAssertionError: moe_dense_tp_size only support 1 and None currently\n'
+    answer = diagnose_text(io.BytesIO(log), {"moe-dense-tp-size": 8})
+    assert answer["blamed"] == ["--moe-dense-tp-size"]
+
+
+def test_help_has_an_example() -> None:
+    assert b"docker logs" in servetune("--help").stdout
