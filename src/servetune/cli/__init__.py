@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "Print the best launch command.",
     "validate": "Check a study file and its search space; say what a study would do.",
     "diagnose": "Say why a server died, from its log.",
+    "simulate": "Run whole studies on simulated nodes in virtual time.",
     "bench": "Measure a running server.",
 }
 

@@ -94,10 +94,14 @@ class Confirmation(Frozen):
 
 
 class Retries(Frozen):
-    """How often a transient failure is tried again, and how many node faults in a row stop the study."""
+    """How often a transient failure is tried again, how many node faults in a row stop the study.
+
+    `repairs`: mended configurations that are tried for one failure.
+    """
 
     transient: int = Field(default=1, ge=0, le=10)
     node_faults: int = Field(default=3, ge=1, le=100)
+    repairs: int = Field(default=2, ge=0, le=10)
 
 
 class StudySpec(Frozen):

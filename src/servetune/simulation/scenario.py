@@ -110,6 +110,8 @@ def facts(scenario: Scenario) -> NodeFacts:
         interconnect=sheet.interconnect,
         engine_name="sglang",
         engine_version=scenario.engine_version,
+        engine_rules=scenario.engine_rules,
+        flag_defaults={flag: value for flag, value in scenario.flags.items() if not isinstance(value, bool)},
     )
 
 

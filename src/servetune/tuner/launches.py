@@ -13,7 +13,7 @@ from servetune.core.node import Node, NodeFacts
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, RunRecord
-from servetune.storage import StudyStore
+from servetune.storage import Store
 from servetune.tuner.confirm import Candidate
 from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
 
@@ -23,7 +23,7 @@ __all__ = ["Launches", "OnLevel"]
 class StoreRecorder:
     """Writes the parts of one run into the study database as they happen."""
 
-    def __init__(self, store: StudyStore, study: str, trial: int, attempt: int) -> None:
+    def __init__(self, store: Store, study: str, trial: int, attempt: int) -> None:
         self._store, self._key = store, (study, trial, attempt)
         self.phase_s: dict[str, float] = {}
 
@@ -47,7 +47,7 @@ class Launches:
     def __init__(
         self,
         spec: StudySpec,
-        store: StudyStore,
+        store: Store,
         node: Node,
         engine: Engine,
         runner: TrialRunner,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.trial import Trial
 from optuna.trial import TrialState as OptunaState
 
@@ -20,12 +21,15 @@ from servetune.core.space import Assignment, Choice, SearchSpace, Value, flags_o
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
-from servetune.storage import StudyStore
+from servetune.storage import Store
 from servetune.tuner.confirm import confirmation_plan
 from servetune.tuner.judge import outcome_of
 from servetune.tuner.launches import Launches, OnLevel
 from servetune.tuner.progress import Progress
 from servetune.tuner.repair import repaired
+
+MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
+"""Seed and space to a sampler: what a comparison puts in the place of the study's `sampler`."""
 
 #: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
 FREE_ASKS = 300
@@ -37,11 +41,12 @@ class Tuner:
     def __init__(
         self,
         spec: StudySpec,
-        store: StudyStore,
+        store: Store,
         engine: Engine,
         facts: NodeFacts,
         launches: Launches,
         listener: Listener,
+        make_sampler: MakeSampler | None = None,
     ) -> None:
         sampling.quiet_optuna()
         self._spec, self._store, self._engine, self._facts = spec, store, engine, facts
@@ -50,6 +55,7 @@ class Tuner:
         for note in notes:
             listener.on(Note(text=note))
         self._defaults = engine.defaults(facts)
+        self._make_sampler = make_sampler
         self._study = self._load_study()
         self._progress = Progress(spec, store)
         self._faults_in_a_row = 0
@@ -149,14 +155,14 @@ class Tuner:
 
     def _follow_up(self, number: int, assignment: Assignment, outcome: Outcome, failure: Failure) -> None:
         """A fault of the node: the same again, a bounded number of times. Else: what may mend the configuration."""
-        attrs = self._study.trials[number].user_attrs
+        attrs = self._attrs(number)
         if outcome.state is TrialState.FAIL:
             root, count = attrs.get("again_of", number), attrs.get("again", 0) + 1
             if count <= self._spec.retries.transient:
                 self._enqueue(f"again:{root}:{count}", assignment, {"again_of": root, "again": count})
             return
         depth = attrs.get("repair_depth", 0) + 1
-        for index, mended in enumerate(repaired(assignment, failure, self._space, depth)):
+        for index, mended in enumerate(repaired(assignment, failure, self._space, depth, self._spec.retries.repairs)):
             origin = f"repair:{number}:{index}"
             self._enqueue(origin, mended, {"repaired_from": number, "repair_depth": depth})
 
@@ -179,16 +185,22 @@ class Tuner:
     # -- starting and resuming -------------------------------------------------------------------------------------
 
     def _load_study(self) -> optuna.Study:
-        sampler = plugins.load("search.samplers", self._spec.sampler.name)
-        settings = sampler.Settings.model_validate(dict(self._spec.sampler.settings))
         pruner = plugins.load("search.pruners", self._spec.pruner.name)
         self._study_id = self._store.optuna_storage.get_study_id_from_name(self._spec.study)
         return optuna.load_study(
             study_name=self._spec.study,
             storage=self._store.optuna_storage,
-            sampler=sampling.Reseeded(lambda seed: sampler.create(settings, seed, self._space), self._spec.seed),
+            sampler=sampling.Reseeded(self._new_sampler, self._spec.seed),
             pruner=pruner.create(pruner.Settings.model_validate(dict(self._spec.pruner.settings))),
         )
+
+    def _new_sampler(self, seed: int) -> BaseSampler:
+        if self._make_sampler is not None:
+            return self._make_sampler(seed, self._space)
+        module = plugins.load("search.samplers", self._spec.sampler.name)
+        settings = module.Settings.model_validate(dict(self._spec.sampler.settings))
+        made: BaseSampler = module.create(settings, seed, self._space)
+        return made
 
     def _recover(self) -> None:
         """Finish what a killed tuner left: a trial with an outcome is told, one without is run again."""
@@ -213,7 +225,7 @@ class Tuner:
             self._enqueue(f"hint:{index}", hinted(baseline, hint, self._space), {})
 
     def _enqueue(self, origin: str, assignment: Assignment, attrs: Mapping[str, Any]) -> None:
-        if any(trial.user_attrs.get("origin") == origin for trial in self._study.trials):
+        if any(trial.user_attrs.get("origin") == origin for trial in self._study.get_trials(deepcopy=False)):
             return
         point = sampling.point_of(assignment, self._space, self._defaults)
         self._study.enqueue_trial(
@@ -225,7 +237,10 @@ class Tuner:
         return Trial(self._study, trial_id)
 
     def _is_baseline(self, number: int) -> bool:
-        return bool(self._study.trials[number].user_attrs.get("baseline"))
+        return bool(self._attrs(number).get("baseline"))
+
+    def _attrs(self, number: int) -> Mapping[str, Any]:
+        return self._study.get_trials(deepcopy=False)[number].user_attrs
 
     # -- confirmation ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, TrialRecord, TrialState
-from servetune.storage import StudyStore
+from servetune.storage import Store
 
 #: States of a trial that says something about its configuration.
 TELLING = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -17,7 +17,7 @@ TELLING = (TrialState.COMPLETE, TrialState.PRUNED)
 class Progress:
     """Answers from the study database alone, so that a resumed study goes on where it was."""
 
-    def __init__(self, spec: StudySpec, store: StudyStore) -> None:
+    def __init__(self, spec: StudySpec, store: Store) -> None:
         self._spec, self._store = spec, store
         self._keys: dict[int, str] = {}
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from servetune.core.failure import Failure
 from servetune.core.space import Assignment, BundleDomain, FloatDomain, IntDomain, SearchSpace, Value
 
-#: At most this many mended trials for one failure, and this many repairs of a repair.
-REPAIRS_PER_FAILURE = 2
+#: At most this many repairs of a repair.
 REPAIR_DEPTH = 2
 
 
-def repaired(assignment: Assignment, failure: Failure, space: SearchSpace, depth: int) -> Sequence[dict[str, Value]]:
-    """Assignments to try next, best first. Only flags that the space may set are touched, within their ranges."""
+def repaired(
+    assignment: Assignment, failure: Failure, space: SearchSpace, depth: int, most: int
+) -> Sequence[dict[str, Value]]:
+    """At most `most` assignments to try next, best first. Only flags of the space are touched, within their ranges."""
     if depth > REPAIR_DEPTH:
         return ()
     mended: list[dict[str, Value]] = []
@@ -23,7 +24,7 @@ def repaired(assignment: Assignment, failure: Failure, space: SearchSpace, depth
             candidate[repair.flag] = repair.value
         if _allowed(repair.flag, repair.value, space) and candidate != dict(assignment) and candidate not in mended:
             mended.append(candidate)
-    return mended[:REPAIRS_PER_FAILURE]
+    return mended[:most]
 
 
 def _allowed(flag: str, value: Value | None, space: SearchSpace) -> bool:

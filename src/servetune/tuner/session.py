@@ -14,9 +14,9 @@ from servetune.core.errors import ServetuneError, SpecError
 from servetune.core.events import Event, Listener, Note, Step, StudyOpened
 from servetune.core.node import EnvRef, Node, NodeFacts
 from servetune.core.study import StudyRunState, StudySpec
-from servetune.storage import Lease, StudyStore
+from servetune.storage import Lease, MemoryLease, Store
 from servetune.tuner.launches import Launches
-from servetune.tuner.loop import Tuner
+from servetune.tuner.loop import MakeSampler, Tuner
 from servetune.tuner.probe import Probe, probe_http
 from servetune.tuner.stopping import Interrupted, StopRequest
 from servetune.tuner.trial_runner import TrialRunner
@@ -28,7 +28,7 @@ LEASE_TTL_S = 60.0
 class _Guarded:
     """Passes events on, and stops the tuner before its next step when a lease was lost meanwhile."""
 
-    def __init__(self, listener: Listener, leases: Sequence[Lease]) -> None:
+    def __init__(self, listener: Listener, leases: Sequence[Lease | MemoryLease]) -> None:
         self._listener, self._leases = listener, leases
 
     def on(self, event: Event) -> None:
@@ -88,11 +88,12 @@ def secret(reference: EnvRef, environ: Mapping[str, str]) -> str:
 
 def run_study(
     spec: StudySpec,
-    store: StudyStore,
+    store: Store,
     listener: Listener,
     stop: StopRequest,
     probe: Probe = probe_http,
     open_node: Callable[[StudySpec], Node] = open_node,
+    make_sampler: MakeSampler | None = None,
 ) -> str:
     """Carry the study on to its end. Returns why it ended.
 
@@ -100,14 +101,14 @@ def run_study(
     the study or its node (state untouched), any other ServetuneError with the state `failed`.
     """
     with ExitStack() as held:
-        study_lease = held.enter_context(store.acquire(f"study:{spec.study}", LEASE_TTL_S))
+        study_lease: Lease | MemoryLease = held.enter_context(store.acquire(f"study:{spec.study}", LEASE_TTL_S))
         node = open_node(spec)
-        node_lease = held.enter_context(store.acquire(f"node:{node.identity()}", LEASE_TTL_S))
+        node_lease: Lease | MemoryLease = held.enter_context(store.acquire(f"node:{node.identity()}", LEASE_TTL_S))
         guarded = _Guarded(listener, (study_lease, node_lease))
         store.set_state(spec.study, StudyRunState.RUNNING)
         state, reason = StudyRunState.FAILED, "the tuner crashed"
         try:
-            reason = _tuner(spec, store, node, guarded, stop, probe).run()
+            reason = _tuner(spec, store, node, guarded, stop, probe, make_sampler).run()
             state = StudyRunState.FINISHED
             return reason
         except (Interrupted, KeyboardInterrupt):
@@ -121,7 +122,13 @@ def run_study(
 
 
 def _tuner(
-    spec: StudySpec, store: StudyStore, node: Node, listener: Listener, stop: StopRequest, probe: Probe
+    spec: StudySpec,
+    store: Store,
+    node: Node,
+    listener: Listener,
+    stop: StopRequest,
+    probe: Probe,
+    make_sampler: MakeSampler | None,
 ) -> Tuner:
     """Put the parts together; what an earlier sitting left on the node is ended first."""
     for sentence in node.reclaim(spec.study):
@@ -134,7 +141,7 @@ def _tuner(
     launches = Launches(spec, store, node, engine, runner, facts, study_dir(spec), listener)
     spent_s = sum(store.ledger(spec.study).values())
     listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))
-    return Tuner(spec, store, engine, facts, launches, listener)
+    return Tuner(spec, store, engine, facts, launches, listener, make_sampler)
 
 
 def _facts(spec: StudySpec, node: Node) -> NodeFacts:

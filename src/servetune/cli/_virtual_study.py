@@ -1,0 +1,130 @@
+"""A whole study in virtual time: through the real loop, on a scenario's node, in seconds; and what it would export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servetune import plugins
+from servetune.core.benchmark import Workload
+from servetune.core.engine import EngineChoice
+from servetune.core.events import Event, RunEnded, TrialEnded
+from servetune.core.space import SearchSpace, Value
+from servetune.core.study import Budget, Confirmation, NamedChoice, NodeChoice, Retries, StudySpec
+from servetune.core.trial import RunPurpose, TrialRecord
+from servetune.settings import load_space
+from servetune.simulation.configuration import overlay
+from servetune.simulation.scenario import Scenario, load_scenario
+from servetune.storage import MemoryStore
+from servetune.tuner.confirm import winner
+from servetune.tuner.loop import MakeSampler
+from servetune.tuner.session import run_study
+from servetune.tuner.stopping import StopRequest
+
+#: So many trials that the node-hours end a simulated study, never these.
+TRIALS = 100_000
+
+
+def simulated_space() -> SearchSpace:
+    """The flags that scenarios speak about, without hints: those were written with one scenario in mind."""
+    return load_space("simulated", Path()).model_copy(update={"hints": ()})
+
+
+def virtual_spec(
+    scenario: Scenario,
+    place: str,
+    *,
+    sampler: NamedChoice,
+    seed: int,
+    node_hours: float,
+    pruner: NamedChoice | None = None,
+    confirm: Confirmation | None = None,
+    retries: Retries | None = None,
+) -> StudySpec:
+    """The study of `scenario` (read from `place`). It is told the flags' defaults and nothing else of the scenario.
+
+    Switches that are on by default are written into the baseline: left out, they would be off.
+    """
+    optional = {"pruner": pruner, "confirm": confirm, "retries": retries}
+    return StudySpec(
+        study=f"simulate-{scenario.name}"[:100],
+        engine=EngineChoice(model=scenario.model.path, version=scenario.engine_version),
+        node=NodeChoice(name="virtual", settings={"scenario": place, "seed": seed}),
+        space=simulated_space(),
+        baseline={flag: value for flag, value in scenario.flags.items() if value is True},
+        workload=Workload(
+            input_tokens=scenario.input_tokens, output_tokens=scenario.output_tokens, concurrency=scenario.levels
+        ),
+        budget=Budget(trials=TRIALS, node_hours=node_hours),
+        sampler=sampler,
+        load_generator=NamedChoice(name="scenario", settings={"seed": seed}),
+        seed=seed,
+        **{key: value for key, value in optional.items() if value is not None},
+    )
+
+
+class Recorded:
+    """Hears a study in virtual time and keeps its trajectory and what `export` would have given, at each change."""
+
+    def __init__(self, spec: StudySpec, store: MemoryStore, scenario: Scenario) -> None:
+        self._spec, self._store, self._scenario = spec, store, scenario
+        self.trajectory: list[dict[str, Any]] = []
+        self.recommended: list[dict[str, Any]] = []
+
+    def on(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, TrialEnded):
+            self.trajectory.append(self._entry(event.record))
+            self._recommend()
+        elif isinstance(event, RunEnded) and event.purpose is RunPurpose.CONFIRM:
+            self._recommend()
+
+    def _entry(self, record: TrialRecord) -> dict[str, Any]:
+        failure = record.failure
+        return {
+            "node_hours": self._node_hours(),
+            "trial": record.number,
+            "flags": self._flags(record),
+            "outcome": record.state.value,
+            "phase": None if failure is None else failure.phase.value,
+            "class": None if failure is None else failure.slug,
+            "value": record.value,
+        }
+
+    def _recommend(self) -> None:
+        best = winner(self._store.trials(self._spec.study), self._spec)
+        if best is None:
+            return
+        flags = self._flags(best)
+        if not self.recommended or self.recommended[-1]["flags"] != flags:
+            self.recommended.append({"node_hours": self._node_hours(), "flags": flags})
+
+    def _node_hours(self) -> float:
+        return round(sum(self._store.ledger(self._spec.study).values()) / 3600, 6)
+
+    def _flags(self, record: TrialRecord) -> dict[str, Value]:
+        """Every flag as on the command line; a switch that is not set is false."""
+        return dict(sorted(overlay(self._scenario, record.assignment).items()))
+
+
+def simulate(place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler | None = None) -> dict[str, Any]:
+    """Run one study on the scenario at `place` (a shipped name or a file); `spec_keys`: those of `virtual_spec`.
+
+    Returns `{scenario, strategy, seed, trajectory, recommended, reason}`. Raises SpecError for a wrong scenario.
+    """
+    scenario = load_scenario(place)
+    spec = virtual_spec(scenario, place, **spec_keys)
+    store = MemoryStore()
+    store.create_study(spec, "")
+    recorded = Recorded(spec, store, scenario)
+    probe = plugins.load("nodes", "virtual").probe
+    reason = run_study(spec, store, recorded, StopRequest(), probe=probe, make_sampler=make_sampler)
+    return {
+        "scenario": scenario.name,
+        "strategy": spec.sampler.name,
+        "seed": spec.seed,
+        "trajectory": recorded.trajectory,
+        "recommended": recorded.recommended,
+        "reason": reason,
+    }

@@ -1,0 +1,88 @@
+"""`servetune simulate`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servetune.cli._virtual_study import simulate
+from servetune.core.errors import UsageError
+from servetune.core.study import NamedChoice
+
+EXAMPLE = """
+\b
+Example:
+  servetune simulate kimi-k2.5-int4-8x-rtx-pro-6000
+  servetune simulate a.yaml b.yaml --strategy adaptive --seeds 0,1 --node-hours 24 --json -o studies.json
+"""
+
+
+class Seeds(click.ParamType):  # type: ignore[type-arg]  # click types it only in its stubs
+    """Whole numbers separated by commas."""
+
+    name = "N,N,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Text to numbers; click tells the person when it is none."""
+        try:
+            return tuple(int(word) for word in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of whole numbers such as 0,1", param, ctx)
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO…")
+@click.option("--strategy", default="adaptive", show_default=True, help="Sampler: adaptive, tpe or random.")
+@click.option("--seeds", type=Seeds(), default="0", show_default=True, help="One study for each, separated by commas.")
+@click.option("--node-hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print every trial and every recommendation as JSON.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file instead.")
+def command(
+    scenarios: tuple[str, ...],
+    strategy: str,
+    seeds: tuple[int, ...],
+    node_hours: float,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Run whole studies on simulated nodes in virtual time: days of a node in seconds.
+
+    SCENARIO is the name of a shipped scenario or a file. Every number is invented by the scenario; nothing is measured.
+    """
+    found, lines = [], ["SIMULATED: every number below was invented by a scenario, none was measured on hardware"]
+    for scenario in scenarios:
+        for seed in seeds:
+            begin_s = time.monotonic()
+            keys = {"sampler": NamedChoice(name=strategy), "seed": seed, "node_hours": node_hours}
+            found.append(simulate(scenario, keys))
+            lines.append(_line(found[-1], time.monotonic() - begin_s))
+    told = json.dumps([_public(study) for study in found], indent=1) if as_json else "\n".join(lines)
+    if output is None:
+        click.echo(told)
+        return
+    try:
+        output.write_text(told + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; name another file with -o") from error
+
+
+def _public(study: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: study[key] for key in ("scenario", "strategy", "seed", "trajectory", "recommended")}
+
+
+def _line(study: Mapping[str, Any], wall_s: float) -> str:
+    """One study in one line: what it tried, and when it last changed its mind."""
+    trials = [entry for entry in study["trajectory"] if entry["outcome"] != "rejected"]
+    complete = [entry["value"] for entry in trials if entry["outcome"] == "complete"]
+    head = f"{study['scenario']}, seed {study['seed']}, {study['strategy']}: {len(trials)} trials in {wall_s:.1f} s"
+    if not complete:
+        return f"{head}; none worked"
+    last = study["recommended"][-1]["node_hours"]
+    baseline = trials[0]["value"]
+    gain = f", {100 * (max(complete) / baseline - 1):+.1f} % over the baseline" if baseline else ""
+    return f"{head}; best measured {max(complete):.1f} tokens/s{gain}; recommended since {last:.2f} node-hours"
