@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.console import duration, tokens_per_s
@@ -39,7 +40,11 @@ def show(report: Report, shown: Console) -> None:
     _unknown_first(report, shown)
     if report.ranking:
         shown.print(_ranking(report))
+    for ranked in report.ranking:
+        if ranked.note:
+            shown.print(f"trial {ranked.trial} {ranked.note}: it may not win", markup=False, soft_wrap=True)
     shown.print(f"Verdict: {report.verdict}.", markup=False, soft_wrap=True)
+    _not_in_effect(report, shown)
     _failures(report, shown)
     _costs(report, shown)
     for warning in report.warnings:
@@ -54,19 +59,24 @@ def _ranking(report: Report) -> Table:
     return table
 
 
-def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[str]:
+def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[Text]:
     base = report.baseline is not None and ranked.trial == report.baseline.trial
     mark = " (baseline)" if base else " *" if ranked.trial == report.winner else ""
     gain = ""
     if report.baseline is not None and report.baseline.value and not base:
         gain = f"{100 * (ranked.value / report.baseline.value - 1):+.1f} %"
     cells = [_cell(ranked, level) for level in levels]
-    notes = [
-        ranked.sets,
-        ranked.note and f"[{ranked.note}]",
-        *(f"[not in effect: {w}]" for w in ranked.not_in_effect[:2]),
-    ]
-    return [f"{ranked.trial}{mark}", tokens_per_s(ranked.value), gain, *cells, " ".join(n for n in notes if n)]
+    words = [f"{ranked.trial}{mark}", tokens_per_s(ranked.value), gain, *cells, ranked.sets]
+    return [Text(word) for word in words]
+
+
+def _not_in_effect(report: Report, shown: Console) -> None:
+    """Options that a ranked configuration sets and the engine ignored: a win is not theirs."""
+    lines = [f"  trial {r.trial}: {text}" for r in report.ranking for text in r.not_in_effect]
+    if lines:
+        shown.print("Accepted but not in effect:", markup=False)
+    for line in lines:
+        shown.print(line, markup=False, soft_wrap=True)
 
 
 def _cell(ranked: Ranked, level: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.console import duration, tokens_per_s
@@ -68,13 +69,13 @@ def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
     shown.print(table)
 
 
-def _row(stored: StoredStudy, record: TrialRecord, best: TrialRecord | None) -> tuple[str, ...]:
+def _row(stored: StoredStudy, record: TrialRecord, best: TrialRecord | None) -> list[Text]:
     mark = "*" if best is not None and best.number == record.number else ""
     fixed = stored.spec.space.fixed
     sets = " ".join(f"{k}={v}" for k, v in record.assignment.items() if fixed.get(k) != v)
     entry = trial_entry(stored, record)
     words = (f"{record.number}{mark}", entry["state"], tokens_per_s(record.value), entry["class"], entry["phase"], sets)
-    return tuple("" if word is None else str(word) for word in words)
+    return [Text("" if word is None else str(word)) for word in words]
 
 
 def document(stored: StoredStudy, records: tuple[TrialRecord, ...], best: TrialRecord | None) -> dict[str, Any]:
