@@ -1400,3 +1400,58 @@ def cublas_handle_in_capture(log):
     text = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     log.raises("TP0", CAPTURE, text, wrapper=captured(text.partition(": ")[2]), decisive=True)
     return log.dies()
+
+
+# --- what a driver writes beside the server
+
+
+@case("perf_regression", "serving", "none")
+def far_below_the_baseline(log):
+    log.arguments(tp_size=8, enable_flashinfer_allreduce_fusion=True, flashinfer_allreduce_fusion_backend="trtllm").start("ready", TP8)
+    return log.decides("[bench] output throughput 61.20 tok/s at concurrency 1 (baseline without fusion: 2104.10 tok/s)", "", 60)
+
+
+@case("none", "serving", "none")
+def above_the_baseline(log):
+    log.arguments(tp_size=8).start("ready", TP8)
+    log.add("[bench] output throughput 2204.10 tok/s at concurrency 10 (baseline: 2104.10 tok/s)", "", 60)
+    log.add("[probe] prompt='The capital of France is' temperature=0 -> ' Paris, of course' (expected substring 'Paris')", "")
+    return log.add("[eval] gsm8k accuracy 0.853 vs 0.855 reference", "")
+
+
+@case("wrong_output", "serving", "infeasible")
+def answers_differ(log):
+    log.arguments(tp_size=4, enable_symm_mem=True).start("ready", TP4)
+    return log.decides("[probe] 3 of 20 answers differ between identical prompts at temperature 0", "", 30)
+
+
+@case("wrong_output", "serving", "infeasible", ("--enable-ep-moe", "drop"), "--enable-ep-moe")
+def accuracy_alone(log):
+    log.arguments(tp_size=8, enable_ep_moe=True).start("ready", TP8, "0.4.6")
+    return log.decides("[eval] Accuracy: 0.540", "", 30)
+
+
+@case("hang", "load", "retry")
+def silent_start(log):
+    log.arguments(tp_size=8).start("load", TP8)
+    for seconds in (30, 60, 240, 300, 600):
+        text = f"[wait_ready] still waiting for server to become ready ({seconds}s)"
+        if seconds == 300:
+            log.decides(text, "", 60)
+        else:
+            log.add(text, "", 60)
+    return log
+
+
+@case("hang", "serving", "retry")
+def stuck_without_a_word(log):
+    log.arguments(tp_size=4, enable_symm_mem=True, enable_nccl_nvls=True).start("ready", TP4)
+    log.add('INFO:     127.0.0.1:4000 - "GET /health HTTP/1.1" 200 OK', "", 30)
+    return log.decides("[bench] /health 200 but /get_server_info hangs for 120 s, GPU util 0% on all ranks", "", 120)
+
+
+@case("host_env", "load", "retry")
+def killed_while_loading(log):
+    log.arguments(tp_size=1).start("load")
+    log.add("Loading safetensors checkpoint shards:  41% Completed | 27/64 [01:22<01:53,  3.08s/it]")
+    return log.decides("Killed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -15,6 +16,34 @@ from servetune.core.space import Frozen
 
 Strength = Literal["root", "warning", "secondary", "alive"]
 Step = str | dict[str, Any]
+
+
+#: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
+SLOW, INACCURATE, LOW_ACCURACY = 0.8, 0.96, 0.6
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
+_SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")
+
+
+def _slower(match: re.Match[str], text: str) -> bool:
+    """Whether the first throughput of a line is far below the second; a line that says "slower" is believed."""
+    speeds = [float(speed) for speed in _SPEED.findall(text)]
+    return "slower" in text or (len(speeds) > 1 and speeds[0] < SLOW * speeds[1])
+
+
+def _less_accurate(match: re.Match[str], text: str) -> bool:
+    """Whether the first accuracy (0 to 1) of a line is below the last, or low where it stands alone."""
+    shares = [float(share) for share in _SHARE.findall(text)]
+    if len(shares) > 1:
+        return shares[0] < INACCURATE * shares[-1]
+    return bool(shares) and shares[0] < LOW_ACCURACY
+
+
+CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
+    "": lambda match, text: True,
+    "slower": _slower,
+    "less_accurate": _less_accurate,
+    "expected_missing": lambda match, text: match["wanted_text"] not in match["answer"],
+}
 
 
 class Signature(Frozen):
@@ -31,6 +60,7 @@ class Signature(Frozen):
     phase: Phase | None = None
     order: int = 50
     when: Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool"] = ""
+    check: Literal["", "slower", "less_accurate", "expected_missing"] = ""
     explained_by: str = ""
     all_ranks: bool = False
     blame: tuple[str, ...] | Literal["auto"] = ()
@@ -49,7 +79,8 @@ class Signature(Frozen):
             return None
         if self.not_text and compiled(self.not_text).search(text):
             return None
-        return compiled(self.text).search(text)
+        match = compiled(self.text).search(text)
+        return match if match is None or CHECKS[self.check](match, text) else None
 
 
 class FailureClass(Frozen):

@@ -98,7 +98,7 @@ ALARM = re.compile(
     r"|not support|not avail|unavail|cannot|unable|denied|refus|watchdog|\b503\b|\b429\b|crash|exit ?code"
     r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate"
     r"|disconnect|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc"
-    r"|core dumped|unbalanced|warn"
+    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never "
 )
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
@@ -197,6 +197,13 @@ TELLING = (
     b"unbalanced",
     b"warn",
     b"collective",
+    b"waiting",
+    b"attempt",
+    b"differ",
+    b"corrupt",
+    b"score",
+    b"stuck",
+    b"never ",
 )
 NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
 ASSERTION_LINE = re.compile(r"Assertion [`'\"].*[`'\"]? ?failed|: block: \[\d+,\d+,\d+\], thread:")

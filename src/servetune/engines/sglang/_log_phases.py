@@ -15,16 +15,19 @@ from servetune.engines.sglang._log_lines import Line
 
 READY_TEXT = "The server is fired up and ready to roll!"
 
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
 _AVAILABLE = re.compile(rf"avail(?:able)?[_ ](?:gpu_|cpu_)?mem={_NUMBER} GB")
 _USED = re.compile(rf"mem usage={_NUMBER} GB")
-_KV = re.compile(r"KV Cache (?:is allocated|VA upper bound)\..*?#tokens: (\d+)")
-_POOL_NUMBERS = re.compile(r"max_total_num_tokens=(\d+), chunked_prefill_size=(-?\d+).*?max_running_requests=(\d+)")
-_CONTEXT = re.compile(r"context_len=(\d+)")
+_KV = re.compile(r"KV Cache (?:is allocated|VA upper bound)\..*?#tokens: (\d{1,15})")
+_POOL_NUMBERS = re.compile(
+    r"max_total_num_tokens=(\d{1,15}), chunked_prefill_size=(-?\d{1,15}).*?max_running_requests=(\d{1,15})"
+)
+_CONTEXT = re.compile(r"context_len=(\d{1,15})")
 _CAPTURE = re.compile(r"Capture (?P<what>[\w ]*?)\s?(?:cuda|CUDA|cpu) graph (?P<edge>begin|end)\.")
 _SIZES = re.compile(r"(?:bs|num_tokens)[ =]\[([\d, ]{1,6000})\]?")
 _OLD_SIZES = re.compile(r"Capture cuda graph bs \[([\d, ]{1,6000})\]?")
-_PROGRESS = re.compile(rf"Capturing \w+(?: \w+)* \((?P<kind>bs|num_tokens)=(?P<size>\d+) avail_mem={_NUMBER} GB")
+_INTEGER = re.compile(r"\d{1,9}")
+_PROGRESS = re.compile(rf"Capturing \w+(?: \w+)* \((?P<kind>bs|num_tokens)=(?P<size>\d{{1,15}}) avail_mem={_NUMBER} GB")
 _VERSION = re.compile(r"\bsglang(?:[ _-]?version)?[ =:v]+['\"]?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\w*)?)", re.I)
 
 
@@ -146,13 +149,13 @@ def _capture(progress: Progress, line: Line) -> None:
 def _remember_sizes(progress: Progress, what: str, text: str) -> None:
     sizes = _SIZES.search(text)
     if sizes and len(progress.sizes) < 16:
-        progress.sizes[what] = [int(size) for size in sizes.group(1).split(",") if size.strip()]
+        progress.sizes[what] = [int(size) for size in _INTEGER.findall(sizes.group(1))]
 
 
 def _old_sizes(progress: Progress, line: Line) -> None:
     match = _OLD_SIZES.search(line.text)
     if match:
-        progress.sizes["decode"] = [int(size) for size in match.group(1).split(",") if size.strip()]
+        progress.sizes["decode"] = [int(size) for size in _INTEGER.findall(match.group(1))]
 
 
 def _ready_numbers(progress: Progress, line: Line) -> None:

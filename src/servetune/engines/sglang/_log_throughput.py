@@ -21,10 +21,10 @@ RUN = re.compile(
 )
 _LONGEST = 700
 _DECODE = re.compile(
-    rb"#running-req: (?P<running>\d+).*?gen throughput \(token/s\): (?P<speed>\d+(?:\.\d+)?)"
-    rb"(?:, #queue-req: (?P<queue>\d+))?"
+    rb"#running-req: (?P<running>\d{1,9}).*?gen throughput \(token/s\): (?P<speed>\d{1,12}(?:\.\d{1,9})?)"
+    rb"(?:, #queue-req: (?P<queue>\d{1,9}))?"
 )
-_ACCEPT = re.compile(rb"accept len: (\d+(?:\.\d+)?)")
+_ACCEPT = re.compile(rb"accept len: (\d{1,9}(?:\.\d{1,9})?)")
 
 
 def is_counted(lines: bytes, count: int) -> bool:

@@ -11,7 +11,7 @@ from servetune.core.space import Value
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_run import Run
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 _TRIED = re.compile(rf"Tried to allocate {_NUMBER} (?P<unit>[KMG]i?B)")
 _FREE = re.compile(rf"{_NUMBER} (?P<unit>[KMG]i?B) is free")
 _CAPACITY = re.compile(rf"total capacity of {_NUMBER} (?P<unit>[KMG]i?B)")
@@ -59,7 +59,7 @@ def numbers_of(run: Run, flags: LaunchFlags, text: str, groups: Mapping[str, str
 
 
 def _fraction_in(text: str) -> float | None:
-    match = re.search(r"mem_fraction_static=(\d*\.\d+)", text)
+    match = re.search(r"mem_fraction_static=(\d{0,3}\.\d{1,18})", text)
     return float(match.group(1)) if match else None
 
 

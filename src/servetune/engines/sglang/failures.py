@@ -261,7 +261,8 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         return None
     lines = [*run.deaths[:2], *last]
     phase = run.progress.phase
-    if code == -9 and not run.deaths:
+    shot = run.deaths and all(text.strip() == "Killed" for _, text in run.deaths)
+    if shot or (code == -9 and not run.deaths):
         return _table_failure("killed", run, flags, lines, phase)
     if code is not None and code in (-6, -7, -8, -11, -4):
         return _table_failure("signal_exit", run, flags, lines, phase)

@@ -77,7 +77,7 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
 def _typed(text: str | None) -> Value | None:
     if text is None:
         return None
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() and len(text) < 16 else text
 
 
 def _drop(draft: Draft, flag: str) -> None:
@@ -121,7 +121,7 @@ def _new_value(draft: Draft, old: str, new: str, fixed: Value | None, value: str
     if fixed is not None:
         return fixed
     if value:
-        return int(value) if value.isdigit() else value
+        return int(value) if value.isdecimal() and len(value) < 16 else value
     asked = draft.flags.asked.get(old)
     if asked is not None and asked is not True:
         return asked if isinstance(asked, bool | int | float) else str(asked)
@@ -189,7 +189,11 @@ def _raise_dispatch_cap(draft: Draft) -> None:
     kind = "FLASHINFER" if a2a == "flashinfer" or "max_num_tokens" in draft.text else "DEEPEP"
     name = f"env.SGLANG_{kind}_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
     now = draft.flags.asked.get(name)
-    cap = int(now) if now is not None and str(now).isdigit() else (1024 if kind == "FLASHINFER" else 128)
+    cap = (
+        int(now)
+        if now is not None and str(now).isdecimal() and len(str(now)) < 16
+        else (1024 if kind == "FLASHINFER" else 128)
+    )
     draft.add(name, str(cap * 2), f"twice the buffers of {cap} tokens per rank (costs memory)")
 
 
