@@ -26,7 +26,7 @@ class Ranked(Frozen):
     sets: str
     lead: Lead | None = None
     note: str = ""
-    not_in_effect: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 class FailureGroup(Frozen):
@@ -94,7 +94,7 @@ def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) 
         sets=sets(stored, record),
         lead=None if own else lead(record, base, stored.spec),
         note="failed in its confirmation" if failed_again(record) else "",
-        not_in_effect=tuple(dict.fromkeys(warning for run in runs for warning in run.log_warnings)),
+        notices=tuple(dict.fromkeys(warning for run in runs for warning in run.log_warnings)),
     )
 
 

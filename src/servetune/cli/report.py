@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +19,10 @@ EXAMPLE = """
 Example:
   servetune report quickstart
 """
+
+
+#: The place in one server's log, which differs between servers that say the same.
+_LINE = re.compile(r"^line \d+: ")
 
 
 @click.command(epilog=EXAMPLE)
@@ -44,7 +51,7 @@ def show(report: Report, shown: Console) -> None:
         if ranked.note:
             shown.print(f"trial {ranked.trial} {ranked.note}: it may not win", markup=False, soft_wrap=True)
     shown.print(f"Verdict: {report.verdict}.", markup=False, soft_wrap=True)
-    _not_in_effect(report, shown)
+    _notices(report, shown)
     _failures(report, shown)
     _costs(report, shown)
     for warning in report.warnings:
@@ -70,13 +77,16 @@ def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[Text]:
     return [Text(word) for word in words]
 
 
-def _not_in_effect(report: Report, shown: Console) -> None:
-    """Options that a ranked configuration sets and the engine ignored: a win is not theirs."""
-    lines = [f"  trial {r.trial}: {text}" for r in report.ranking for text in r.not_in_effect]
-    if lines:
-        shown.print("Accepted but not in effect:", markup=False)
-    for line in lines:
-        shown.print(line, markup=False, soft_wrap=True)
+def _notices(report: Report, shown: Console) -> None:
+    """What the servers' logs said of ranked configurations: options without effect, decode outside graphs, …"""
+    trials: dict[str, list[int]] = defaultdict(list)
+    for ranked in report.ranking:
+        for text in ranked.notices:
+            trials[_LINE.sub("", text)].append(ranked.trial)
+    if trials:
+        shown.print("From the logs of these servers:", markup=False)
+    for text, numbers in trials.items():
+        shown.print(f"  trial {', '.join(map(str, numbers))}: {text}", markup=False, soft_wrap=True)
 
 
 def _cell(ranked: Ranked, level: int) -> str:
