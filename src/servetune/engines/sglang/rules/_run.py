@@ -32,6 +32,11 @@ _FROM_0_5_12 = (
 )  # fmt: skip
 
 
+#: The first version whose rules were held against the engine's own checks. Below it, a refusal that rests on a value
+#: which the engine itself chose is not reported: older versions choose differently.
+CHECKED_SINCE: Version = (0, 5, 9)
+
+
 class Change(NamedTuple):
     """One field that the engine rewrote, in the order in which it happened."""
 
@@ -65,16 +70,21 @@ def run(state: State) -> Outcome:
     changes: list[Change] = []
     idle: list[tuple[Idle, str]] = []
     values = state.__dict__
+    chosen: set[str] | None = set() if state.version < CHECKED_SINCE else None
     major = state.gpu.major if state.gpu.known else None
     for rule in _plan(state.version, major, state.model.architecture):
         for effect in rule.check(state):
             if isinstance(effect, Refuse):
+                if chosen and not chosen.isdisjoint(effect.flags):
+                    continue
                 violations.append(_violation(rule, effect, state))
             elif isinstance(effect, Idle):
                 idle.append((effect, rule.source))
             else:
                 before = values.get(effect.field)
                 values[effect.field] = effect.value
+                if chosen is not None:
+                    chosen.add(effect.field)
                 if isinstance(effect, Assign) and before != effect.value:
                     changes.append(Change(effect.field, before, effect.value, effect.reason, rule.source))
     resolved = {name: values[name] for name in (*DEFAULTS, *state.user)}
@@ -96,4 +106,4 @@ def _spelled(fields: Sequence[str], state: State) -> list[str]:
     return [state.spelling.get(name, name.replace("_", "-")) for name in fields]
 
 
-__all__ = ["Change", "Fill", "Outcome", "run"]
+__all__ = ["CHECKED_SINCE", "Change", "Fill", "Outcome", "run"]

@@ -92,7 +92,7 @@ def trtllm_mla(s: State) -> Effects:
     """trtllm_mla needs Blackwell, pages of 32 or 64 tokens and a cache type it knows."""
     if not _either(s, "trtllm_mla"):
         return
-    here = s.gpu.blackwell if s.version >= (0, 5, 7) else s.gpu.sm100
+    here = s.gpu.blackwell if s.version >= (0, 5, 5) else s.gpu.sm100
     if s.gpu.known and not here:
         yield Refuse("attention backend trtllm_mla needs a Blackwell GPU (compute capability 10 to 12)", _FLAGS)
     yield from _pages(s, (32, 64), 64, "trtllm_mla")
@@ -105,7 +105,7 @@ def trtllm_mla(s: State) -> Effects:
         )
 
 
-@rule("attention.tokenspeed_mla", Stage.ATTENTION, since="0.5.12", until="0.5.18", source=SOURCE)
+@rule("attention.tokenspeed_mla", Stage.ATTENTION, since="0.5.12", until="0.5.20", source=SOURCE)
 def tokenspeed_mla(s: State) -> Effects:
     """tokenspeed_mla needs Blackwell, pages of 32 or 64 tokens and an FP8 cache."""
     if not _either(s, "tokenspeed_mla"):

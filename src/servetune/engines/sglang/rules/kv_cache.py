@@ -21,7 +21,12 @@ _FP4_LATENT_0_5_19 = ("flashinfer", "trtllm_mla")
 _FP4_GROUPED = ("triton", "torch_native", "flex_attention", "trtllm_mha")
 
 
-@rule("kv_cache.fp4", Stage.KV_CACHE, source="server_args.py:_handle_kv4_compatibility; 0.5.20+: kv_cache_hook.py")
+@rule(
+    "kv_cache.fp4",
+    Stage.KV_CACHE,
+    since="0.5.9",
+    source="server_args.py:_handle_kv4_compatibility; 0.5.20+: kv_cache_hook.py",
+)
 def fp4_cache(s: State) -> Effects:
     """An FP4 cache works on few attention backends."""
     new = s.version >= (0, 5, 16)

@@ -42,7 +42,7 @@ def attention_alias(s: State) -> Effects:
         name = getattr(s, field)
         if name == "compressed":
             yield Fill(field, "dsv4")
-        elif name == "tokenspeed_mla" and s.version >= (0, 5, 19):
+        elif name == "tokenspeed_mla" and s.version >= (0, 5, 21):
             yield Fill(field, "trtllm_mla" if field.startswith("prefill") else "cutedsl_mla")
             if not field.startswith("prefill"):
                 yield Assign("kv_cache_dtype", "fp8_e4m3", "tokenspeed_mla keeps an FP8 cache")
@@ -55,7 +55,7 @@ def unquantized(s: State) -> Effects:
         yield Fill("quantization", None)
 
 
-@rule("model.dsa_attention", Stage.MODEL, architectures=DEEPSEEK_FAMILY, source=SOURCE)
+@rule("model.dsa_attention", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)
 def dsa_attention(s: State) -> Effects:
     """Models with a sparse-attention indexer run on its own backend, with pages of 64 tokens."""
     if not s.model.dsa or (s.model.architecture == "DeepseekV32ForCausalLM" and s.version < (0, 5, 10)):
@@ -68,7 +68,7 @@ def dsa_attention(s: State) -> Effects:
         yield Assign("page_size", 64, "sparse attention works on pages of 64 tokens")
 
 
-@rule("model.dsa_kv_cache_dtype", Stage.MODEL, architectures=DEEPSEEK_FAMILY, source=SOURCE)
+@rule("model.dsa_kv_cache_dtype", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)
 def dsa_kv_cache_dtype(s: State) -> Effects:
     """Sparse attention keeps its cache in bfloat16 or fp8_e4m3."""
     if not s.model.dsa or not s.gpu.known:
@@ -88,7 +88,7 @@ def dsa_kv_cache_dtype(s: State) -> Effects:
         )
 
 
-@rule("model.dsa_backends", Stage.MODEL, architectures=DEEPSEEK_FAMILY, source=SOURCE)
+@rule("model.dsa_backends", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)
 def dsa_backends(s: State) -> Effects:
     """Prefill and decode kernels of sparse attention follow the cache type and the GPU."""
     if not s.model.dsa or not s.gpu.known:

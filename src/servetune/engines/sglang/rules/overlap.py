@@ -8,7 +8,7 @@ from servetune.engines.sglang.rules._state import State
 CHECK = "server_args.py:check_server_args; 0.5.20+: arg_groups/validation_hook.py:check_two_batch_overlap"
 
 
-@rule("overlap.two_batch_needs_a2a", Stage.CHECK, source=CHECK)
+@rule("overlap.two_batch_needs_a2a", Stage.CHECK, since="0.5.9", source=CHECK)
 def two_batch_needs_a2a(s: State) -> Effects:
     """Two-batch overlap hides an all-to-all, so it needs one."""
     if not s.enable_two_batch_overlap or s.moe_a2a_backend != "none":
