@@ -23,6 +23,7 @@ ALIASES = {
 }
 #: Flags that say where to listen and what to serve; the model knows nothing of them.
 SERVING_FLAGS = ("model-path", "host", "port", "api-key", "served-model-name", "tp-size")
+TEXT_FLAGS = ("model-path", "host", "api-key", "served-model-name")
 
 
 class CommandError(Exception):
@@ -100,7 +101,7 @@ def _value(flag: str, values: Sequence[str], scenario: Scenario) -> Value:
     text = " ".join(values)
     if isinstance(known, int | float):
         return _number(flag, text, type(known).__name__)
-    return text if isinstance(known, str) or flag in SERVING_FLAGS else plain(text)
+    return text if isinstance(known, str) or flag in TEXT_FLAGS else plain(text)
 
 
 def _integer(flag: str, text: Value) -> int:
