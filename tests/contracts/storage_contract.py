@@ -25,6 +25,7 @@ from servetune.storage import StudyStore
 from servetune.storage.database import Database, parse_url
 from servetune.storage.documents import dump
 from servetune.storage.owner import this_process
+from servetune.storage.proposals import Proposals
 from servetune.storage.tables import metadata
 
 
@@ -341,6 +342,33 @@ class StorageContract:
         store.save_outcome("quick", 0, complete())
         assert store.trials("quick")[0].state is TrialState.COMPLETE
         assert study.trials[0].state is optuna.trial.TrialState.RUNNING
+
+    def test_reading_optunas_rows_by_sql_gives_what_its_api_gives(self, store, study, url):
+        study.enqueue_trial({"kind": None}, user_attrs={"assignment": {"é": [1, None]}, "baseline": True})
+        for number in range(12):
+            trial = study.ask()
+            trial.suggest_categorical("kind", [None, True, 1, 2.5, "text"])
+            trial.suggest_int("size", 8, 512, log=True)
+            trial.suggest_float("fraction", 0.5, 0.95)
+            if number % 2:
+                trial.suggest_float("grid", 0.1, 0.9, step=0.1)
+            trial.set_user_attr("number", number)
+        states = optuna.trial.TrialState
+        for number, state in enumerate((states.COMPLETE, states.PRUNED, states.FAIL)):
+            study.tell(number, 1.5 if state is states.COMPLETE else None, state=state)
+        study.enqueue_trial({"size": 16})
+        proposals = Proposals(store.optuna_storage)
+        by_api = proposals._by_api("quick")
+        database = Database(parse_url(url))
+        with database.read() as connection:
+            by_sql, by_number = proposals.read(connection, "quick"), proposals.states(connection, "quick")
+        database.close()
+        assert list(by_sql) == list(by_api)
+        assert [list(map(type, trial.params.values())) for trial in by_sql] == [
+            list(map(type, trial.params.values())) for trial in by_api
+        ]
+        assert by_number == {trial.number: trial.state for trial in by_api}
+        assert proposals._by_sql, "Optuna's schema is not the one that is read by SQL: compare and raise SCHEMA"
 
     # ledger
 

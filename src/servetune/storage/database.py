@@ -42,7 +42,7 @@ def parse_url(text: str) -> URL:
     """The URL with the driver that we use. Raises SpecError, any password masked, for one that we do not know."""
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise SpecError(f"storage URL {masked(text)!r} cannot be read; allowed: {ALLOWED}") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
@@ -71,6 +71,8 @@ class Database:
         self.url = url
         self.shown = url.render_as_string(hide_password=True)
         self.engine = sa.create_engine(url, hide_parameters=True, **engine_settings(url))
+        # SQLite's transactions are snapshots anyway
+        self._one_state = {} if self.file else {"isolation_level": "REPEATABLE READ"}
         if self.file:
             sa.event.listen(self.engine, "connect", _set_up_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
@@ -83,19 +85,19 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads, and sees one state of the database. Raises StorageError."""
-        with self.errors(), self._transaction("BEGIN") as connection:
+        with self.errors(), self._transaction(sqlite_begin="BEGIN", **self._one_state) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that may write: all of it or nothing. Raises StorageError."""
         # SQLite: taking the write lock first waits for its turn; upgrading a read to a write would fail at once
-        with self.errors(), self._transaction("BEGIN IMMEDIATE") as connection:
+        with self.errors(), self._transaction(sqlite_begin="BEGIN IMMEDIATE") as connection:
             yield connection
 
     @contextmanager
-    def _transaction(self, sqlite_begin: str) -> Iterator[Connection]:
-        with self.engine.connect().execution_options(sqlite_begin=sqlite_begin) as connection, connection.begin():
+    def _transaction(self, **options: Any) -> Iterator[Connection]:
+        with self.engine.connect().execution_options(**options) as connection, connection.begin():
             yield connection
 
     @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import optuna
 from optuna.storages import RDBStorage
+from sqlalchemy.engine import Connection
 
 from servetune.core.benchmark import Measurement
 from servetune.core.failure import Failure
@@ -17,6 +18,7 @@ from servetune.core.study import StoredStudy, StudyRunState, StudySpec, StudySum
 from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord
 from servetune.storage import leases, ledger, runs, schema, studies, trials
 from servetune.storage.database import Database, parse_url
+from servetune.storage.proposals import Proposals
 
 
 class StudyStore:
@@ -29,6 +31,7 @@ class StudyStore:
     def __init__(self, database: Database, optuna_storage: RDBStorage) -> None:
         self.optuna_storage = optuna_storage
         self._database = database
+        self._proposals = Proposals(optuna_storage)
         self._leases: list[leases.Lease] = []
 
     @classmethod
@@ -88,20 +91,18 @@ class StudyStore:
     def studies(self) -> tuple[StudySummary, ...]:
         """All studies, oldest first."""
         with self._database.read() as connection:
-            stored = studies.every(connection)
-        return tuple(self._summary(study) for study in stored)
+            return tuple(self._summary(connection, study) for study in studies.every(connection))
 
-    def _summary(self, study: StoredStudy) -> StudySummary:
-        proposed = self._proposed(study.name)
-        with self._database.read() as connection:
-            return StudySummary(
-                name=study.name,
-                state=study.state,
-                reason=study.reason,
-                created_at=study.created_at,
-                trials=trials.counts(connection, study.name, proposed),
-                best=trials.best(connection, study.name),
-            )
+    def _summary(self, connection: Connection, study: StoredStudy) -> StudySummary:
+        states = self._proposals.states(connection, study.name)
+        return StudySummary(
+            name=study.name,
+            state=study.state,
+            reason=study.reason,
+            created_at=study.created_at,
+            trials=trials.counts(connection, study.name, states),
+            best=trials.best(connection, study.name),
+        )
 
     def set_state(self, name: str, state: StudyRunState, reason: str = "") -> None:
         """Write what the study is doing, and why it stopped or failed."""
@@ -176,16 +177,9 @@ class StudyStore:
 
         Of Optuna's user attributes, `assignment`, `baseline` and `repaired_from` are read.
         """
-        self.study(study)
-        proposed = self._proposed(study)
         with self._database.read() as connection:
-            return trials.records(connection, study, proposed)
-
-    def _proposed(self, study: str) -> list[Any]:
-        """Optuna's trials, read before our rows: a trial told meanwhile then has its outcome in what is read next."""
-        with self.errors():
-            study_id = self.optuna_storage.get_study_id_from_name(study)
-            return self.optuna_storage.get_all_trials(study_id, deepcopy=False)
+            studies.get(connection, study, self.url)
+            return trials.records(connection, study, self._proposals.read(connection, study))
 
     # ledger
 

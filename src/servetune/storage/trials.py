@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-import optuna
 import sqlalchemy as sa
-from optuna.trial import FrozenTrial
 from sqlalchemy.engine import Connection
 
 from servetune.core.errors import StorageError
 from servetune.core.trial import Outcome, RunRecord, TrialRecord, TrialState
 from servetune.storage import runs
 from servetune.storage.documents import dump, load
+from servetune.storage.proposals import Proposal
 from servetune.storage.tables import outcome as table
 from servetune.storage.times import now
-
-STATES = {
-    optuna.trial.TrialState.WAITING: TrialState.WAITING,
-    optuna.trial.TrialState.RUNNING: TrialState.RUNNING,
-    optuna.trial.TrialState.COMPLETE: TrialState.COMPLETE,
-    optuna.trial.TrialState.PRUNED: TrialState.PRUNED,
-    optuna.trial.TrialState.FAIL: TrialState.FAIL,
-}
 
 
 def save_outcome(connection: Connection, study: str, trial: int, outcome: Outcome) -> None:
@@ -52,7 +43,7 @@ def get_outcome(connection: Connection, study: str, trial: int) -> Outcome | Non
     return None if document is None else load(Outcome, document)
 
 
-def records(connection: Connection, study: str, proposed: Sequence[FrozenTrial]) -> tuple[TrialRecord, ...]:
+def records(connection: Connection, study: str, proposed: Sequence[Proposal]) -> tuple[TrialRecord, ...]:
     """One record per trial of Optuna's, in its order."""
     query = sa.select(table.c.trial, table.c.document).where(table.c.study == study)
     outcomes = {trial: load(Outcome, document) for trial, document in connection.execute(query)}
@@ -62,9 +53,9 @@ def records(connection: Connection, study: str, proposed: Sequence[FrozenTrial])
     return tuple(_record(trial, outcomes.get(trial.number), launched[trial.number]) for trial in proposed)
 
 
-def _record(trial: FrozenTrial, outcome: Outcome | None, launched: Sequence[RunRecord]) -> TrialRecord:
+def _record(trial: Proposal, outcome: Outcome | None, launched: Sequence[RunRecord]) -> TrialRecord:
     """An outcome decides, even while Optuna says RUNNING: the tuner was killed before it told the sampler."""
-    known = outcome or Outcome.model_construct(state=STATES[trial.state])
+    known = outcome or Outcome.model_construct(state=trial.state)
     return TrialRecord(
         number=trial.number,
         state=known.state,
@@ -81,11 +72,11 @@ def _record(trial: FrozenTrial, outcome: Outcome | None, launched: Sequence[RunR
     )
 
 
-def counts(connection: Connection, study: str, proposed: Sequence[FrozenTrial]) -> Mapping[TrialState, int]:
-    """Trials by state, judged as in `records`."""
+def counts(connection: Connection, study: str, proposed: Mapping[int, TrialState]) -> Mapping[TrialState, int]:
+    """Trials by state, judged as in `records`. `proposed`: number → state as Optuna has it."""
     query = sa.select(table.c.trial, table.c.state).where(table.c.study == study)
     decided = {trial: TrialState(state) for trial, state in connection.execute(query)}
-    return Counter(decided.get(trial.number, STATES[trial.state]) for trial in proposed)
+    return Counter(decided.get(number, state) for number, state in proposed.items())
 
 
 def best(connection: Connection, study: str) -> float | None:
