@@ -143,7 +143,9 @@ def _without(space: SearchSpace, node: Node, problems: Problems) -> SearchSpace:
 
 def _settled(space: SearchSpace, parameters: Sequence[Parameter], decided: Mapping[str, Choice]) -> SearchSpace:
     """The space with conditions on decided names resolved, and without parameters whose condition can never hold."""
-    known: dict[str, Choice] = dict(decided)
+    left = {parameter.name for parameter in parameters}
+    gone = [flags_of(parameter) for parameter in space.parameters if parameter.name not in left]
+    known: dict[str, Choice] = {**{flag: None for flags in gone for flag in flags}, **decided}
     kept: list[Parameter] = []
     for parameter in parameters:
         when = _remaining(parameter.when, kept, known)

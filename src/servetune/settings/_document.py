@@ -85,7 +85,21 @@ class Node:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML's core schema."""
+    """SafeLoader with the scalars of YAML's core schema, which stops at MAX_DEPTH with a place."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH + 1:
+            raise _TooDeep(problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _TooDeep(yaml.MarkedYAMLError):
+    """Nested beyond MAX_DEPTH; PyYAML itself would run into Python's recursion limit."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -107,8 +121,6 @@ def parse_document(text: str, name: str) -> Node:
     """The one YAML document in `text`; `name` stands for the file in messages."""
     try:
         root = yaml.compose(text, Loader=_Loader)
-    except RecursionError as error:
-        raise SpecError(f"{name}: nested too deeply; at most {MAX_DEPTH} levels are read") from error
     except yaml.MarkedYAMLError as error:
         raise SpecError(_yaml_problem(name, error)) from error
     except yaml.reader.ReaderError as error:
@@ -165,6 +177,8 @@ def _yaml_problem(name: str, error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
     text = ", ".join(part for part in (error.context, error.problem) if part)
+    if isinstance(error, _TooDeep):
+        return f"{place}: nested too deeply; at most {MAX_DEPTH} levels are read"
     if error.problem and "'\\t'" in error.problem:
         return f"{place}: a tab cannot be used for indentation; write spaces"
     if error.context == "expected a single document in the stream":
@@ -203,8 +217,11 @@ class _Conversion:
             return Node(items, place, path, key_place=key_place)
         if isinstance(node, yaml.ScalarNode):
             return Node(self.scalar(node, path), place, path, node.value, key_place)
-        self.problems.add(place, path, f"the tag {node.tag!r} is not supported; write plain YAML")
+        self._refuse_tag(node, path)
         return Node(None, place, path)
+
+    def _refuse_tag(self, node: yaml.Node, path: str) -> None:
+        self.problems.add(self.place(node), path, f"the tag {node.tag!r} is not supported; write plain YAML")
 
     def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Node]:
         found: dict[str, Node] = {}
@@ -229,10 +246,13 @@ class _Conversion:
                 said = f"{text!r} is a boolean to some YAML readers and text to others"
                 self.problems.add(self.place(node), path, f"{said}; write true or false, or put it in quotes")
             return str(text)
+        if kind not in ("null", "bool", "int", "float"):
+            self._refuse_tag(node, path)
+            return None
         try:
             return _number_or_constant(kind, text)
         except (KeyError, ValueError):
-            reason = f"{text[:40]!r} cannot be read as {kind.lstrip('!')}"
+            reason = f"{text[:40]!r} cannot be read as {kind}"
             self.problems.add(self.place(node), path, f"{reason}; write a plain number, word or quoted text")
             return None
 

@@ -79,6 +79,9 @@ def _explain(errors: Sequence[ErrorDetails], node: Node, model: type[BaseModel],
         at, rest = _locate(node, error["loc"])
         if error["type"] == "extra_forbidden":
             problems.add(at.key_place or at.place, node.path, unknown_key(str(error["loc"][-1]), _keys(model)))
+        elif error["loc"][-1] == "[key]":
+            key = str(error["loc"][-2])
+            problems.add(at.key_place or at.place, at.path, f"got the key {key!r}; allowed: {_allowed(error)}")
         elif error["type"] == "missing":
             problems.add(at.place, at.path, f"the key {str(rest[0] if rest else '')!r} is missing")
         else:
@@ -104,7 +107,8 @@ def _allowed(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in _BOUNDS:
         key, word = _BOUNDS[kind]
-        return f"{word} {context[key]:,}"
+        bound = context[key]
+        return f"{word} {int(bound) if float(bound).is_integer() else bound:,}"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "string_pattern_mismatch":
