@@ -1407,15 +1407,22 @@ def cublas_handle_in_capture(log):
 
 @case("perf_regression", "serving", "none")
 def far_below_the_baseline(log):
-    log.arguments(tp_size=8, enable_flashinfer_allreduce_fusion=True, flashinfer_allreduce_fusion_backend="trtllm").start("ready", TP8)
-    return log.decides("[bench] output throughput 61.20 tok/s at concurrency 1 (baseline without fusion: 2104.10 tok/s)", "", 60)
+    log.arguments(
+        tp_size=8, enable_flashinfer_allreduce_fusion=True, flashinfer_allreduce_fusion_backend="trtllm"
+    ).start("ready", TP8)
+    return log.decides(
+        "[bench] output throughput 61.20 tok/s at concurrency 1 (baseline without fusion: 2104.10 tok/s)", "", 60
+    )
 
 
 @case("none", "serving", "none")
 def above_the_baseline(log):
     log.arguments(tp_size=8).start("ready", TP8)
     log.add("[bench] output throughput 2204.10 tok/s at concurrency 10 (baseline: 2104.10 tok/s)", "", 60)
-    log.add("[probe] prompt='The capital of France is' temperature=0 -> ' Paris, of course' (expected substring 'Paris')", "")
+    log.add(
+        "[probe] prompt='The capital of France is' temperature=0 -> ' Paris, of course' (expected substring 'Paris')",
+        "",
+    )
     return log.add("[eval] gsm8k accuracy 0.853 vs 0.855 reference", "")
 
 
@@ -1455,3 +1462,44 @@ def killed_while_loading(log):
     log.arguments(tp_size=1).start("load")
     log.add("Loading safetensors checkpoint shards:  41% Completed | 27/64 [01:22<01:53,  3.08s/it]")
     return log.decides("Killed")
+
+
+@case("oom_weights", "load", "infeasible")
+def two_pods_interleaved(log):
+    """Two pods of one server, line by line; the second one's timeout is a consequence."""
+    log.arguments(tp_size=16, nnodes=2).start("load", TP2)
+    begin = len(log.lines)
+    log.raises("TP3", (*LOADING, "layers/linear.py:create_weights> torch.empty("), OOM.format(mib="448.00", gpu=3))
+    first = log.lines[begin:]
+    del log.lines[begin:]
+    log.raises(
+        "TP9",
+        DISTRIBUTED,
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error",
+        wait=1,
+    )
+    second = log.lines[begin:]
+    del log.lines[begin:]
+    log.lines[:] = [f"[pod/sglang-0/server] {line}" for line in log.lines]
+    for index in range(max(len(first), len(second))):
+        log.lines += [f"[pod/sglang-0/server] {first[index]}"] if index < len(first) else []
+        log.lines += [f"[pod/sglang-1/server] {second[index]}"] if index < len(second) else []
+    log.decisive = next(number for number, line in enumerate(log.lines, 1) if "OutOfMemoryError" in line)
+    return log
+
+
+@case("device_fault", "serving", "retry infeasible")
+def many_failed_requests_before(log):
+    log.arguments(tp_size=1).start("ready")
+    for number in range(130):
+        log.add("ERROR:    Exception in ASGI application", "")
+        log.raises(
+            None,
+            ("/usr/lib/python3/dist-packages/uvicorn/protocols/http/httptools_impl.py:run_asgi> result = await app(",),
+            f"ValueError: request {number} is longer than the context",
+            header="",
+        )
+    log.raises(
+        "", EVENT_LOOP, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", decisive=True
+    )
+    return log.dies(serving=True)

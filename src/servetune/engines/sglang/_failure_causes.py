@@ -150,7 +150,7 @@ def _survived_trace(trace: Trace, run: Run) -> bool:
     if trace.fatal:
         return False
     if trace.ready:
-        return not any(line > trace.line for line, _ in run.deaths)
+        return run.last_death <= trace.line
     in_child = "multiprocessing/process.py" in (trace.chain[-1].first_frame if trace.chain else "")
     return progress.markers > trace.progress and not in_child
 

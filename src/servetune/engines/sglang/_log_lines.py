@@ -121,18 +121,26 @@ class LineCleaner:
     def _strip_prefix(self, text: str) -> tuple[str, str]:
         if self._learned and text.startswith(self._learned):
             return self._learned.strip(), text[len(self._learned) :]
-        source = ""
-        for pattern in _CONTAINER:
-            match = pattern.match(text)
-            if match and not _BAR.search(match.group()):
-                if "|" in match.group() or "/" in match.group():
-                    source = match.group().strip(" |")
-                text = text[match.end() :]
+        source, text = _without_container(text)
         stamp = _STAMP.search(text, 0, 200)
         if stamp and 0 < stamp.start() <= 80 and not source and _looks_like_prefix(text[: stamp.start()]):
             self._learned = text[: stamp.start()]
             return self._learned.strip(), text[stamp.start() :]
         return source, text
+
+
+def _without_container(text: str) -> tuple[str, str]:
+    """Source (where a prefix names one) and rest of a line; prefixes may stand behind one another."""
+    source, stripped = "", True
+    while stripped:
+        stripped = False
+        for pattern in _CONTAINER:
+            match = pattern.match(text)
+            if match and match.end() and not _BAR.search(match.group()):
+                if "|" in match.group() or "/" in match.group():
+                    source += match.group().strip(" |")
+                text, stripped = text[match.end() :], True
+    return source, text
 
 
 def _looks_like_prefix(text: str) -> bool:

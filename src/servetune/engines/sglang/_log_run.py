@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,8 @@ from servetune.engines.sglang._log_phases import Progress
 from servetune.engines.sglang._log_throughput import Throughput
 from servetune.engines.sglang._log_tracebacks import Trace, TracebackAssembler
 
-#: Bounds on what is kept: events per signature and in all, notices, explaining lines, flags named in a usage text.
-PER_SIGNATURE, EVENTS, NOTICES, EXPLAINING, KNOWN_FLAGS = 6, 512, 64, 16, 4096
+#: Bounds on what is kept: first and last events per signature, notices, explaining lines, flags named in a usage text.
+PER_SIGNATURE, NOTICES, EXPLAINING, KNOWN_FLAGS = 3, 64, 16, 4096
 MAX_EVIDENCE_TEXT = 2000
 
 
@@ -41,7 +42,8 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     throughput: Throughput = field(default_factory=Throughput)
     tracebacks: TracebackAssembler = field(default_factory=TracebackAssembler)
-    events: list[Event] = field(default_factory=list)
+    first_events: dict[str, list[Event]] = field(default_factory=dict)
+    last_events: dict[str, deque[Event]] = field(default_factory=dict)
     notices: list[tuple[int, str, Notice, Phase]] = field(default_factory=list)
     explaining: dict[str, list[tuple[int, str, str | None]]] = field(default_factory=dict)
     effective: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Run:
     usage_flags: set[str] = field(default_factory=set)
     worry: tuple[int, str, Phase] | None = None
     deaths: list[tuple[int, str]] = field(default_factory=list)
+    last_death: int = 0
     stop_line: int = 0
     last_line: tuple[int, str] = (0, "")
     last_decode_line: int = 0
@@ -57,7 +60,6 @@ class Run:
     stamp_s: float = 0.0
     previous: Run | None = None  # the server that ran before in the same log
     _before: Line | None = None
-    _counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def skims(self) -> bool:
@@ -116,6 +118,7 @@ class Run:
             self._alarm(line)
 
     def _death(self, line: Line) -> None:
+        self.last_death = line.number
         if len(self.deaths) < EXPLAINING:
             self.deaths.append((line.number, line.text[:MAX_EVIDENCE_TEXT]))
 
@@ -148,8 +151,7 @@ class Run:
             self._explain("assertion_line", line)
         if self.worry is None and _log_notices.WORRYING.search(text) and not _log_notices.HARMLESS.search(text):
             self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
-        if len(self.events) < EVENTS:
-            self._match(line)
+        self._match(line)
 
     def _match(self, line: Line) -> None:
         phase = self.progress.phase
@@ -161,14 +163,32 @@ class Run:
                 continue
             if signature.frame or not signature.matches(line.text, ""):
                 continue
-            count = self._counts[signature.name] = self._counts.get(signature.name, 0) + 1
-            if count <= PER_SIGNATURE:
-                text = line.text[:MAX_EVIDENCE_TEXT]
-                progress = self.progress
-                self.events.append(
-                    Event(entry, line.number, text, self.stamp_s, line.rank, phase, progress.ready, progress.markers)
-                )
+            self._remember(entry, line)
             return
+
+    def _remember(self, entry: Entry, line: Line) -> None:
+        progress, name = self.progress, entry.signature.name
+        event = Event(
+            entry,
+            line.number,
+            line.text[:MAX_EVIDENCE_TEXT],
+            self.stamp_s,
+            line.rank,
+            progress.phase,
+            progress.ready,
+            progress.markers,
+        )
+        first = self.first_events.setdefault(name, [])
+        if len(first) < PER_SIGNATURE:
+            first.append(event)
+        else:
+            self.last_events.setdefault(name, deque(maxlen=PER_SIGNATURE)).append(event)
+
+    @property
+    def events(self) -> list[Event]:
+        """The first and the last few of each signature, in the order of the file."""
+        found = [event for kept in (*self.first_events.values(), *self.last_events.values()) for event in kept]
+        return sorted(found, key=lambda event: event.number)
 
     def _explain(self, kind: str, line: Line) -> None:
         known = self.explaining.setdefault(kind, [])

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from servetune.engines.sglang._log_lines import Line
 
-#: Bounds: tracebacks kept per log, exceptions per chain, innermost frames per exception, lines of one message.
+#: Bounds: tracebacks kept per log, containers followed at once, exceptions per chain, innermost frames per
+#: exception, lines of one message.
 MAX_TRACES = 96
+MAX_SOURCES = 64
 MAX_CHAIN = 8
 MAX_FRAMES = 40
 MAX_MESSAGE_LINES = 24
@@ -106,20 +108,17 @@ class Trace:
 
 
 class TracebackAssembler:
-    """Takes lines, gives traces. A traceback is open until a blank line, a foreign line or a stamp ends it."""
+    """Takes lines, gives traces; each container or pod of an interleaved log is followed on its own."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
-        self._open: Trace | None = None
-        self._chained_at = 0  # line number of "During handling …"
-        self._last_number = 0
-        self._closed_message = True
-        self._after_frame = False
+        self._by_source: dict[str, _Follower] = {}
+        self._places: dict[str, int] = {}  # lines seen of each source
 
     @property
     def is_open(self) -> bool:
         """Whether the next lines may belong to a traceback."""
-        return self._open is not None
+        return bool(self._by_source)
 
     def opens(self, line: Line) -> bool:
         """Whether `line` starts a traceback."""
@@ -127,78 +126,108 @@ class TracebackAssembler:
 
     def start(
         self, line: Line, phase: str, ready: bool, stamp_s: float, progress: int, announced: Line | None = None
-    ) -> Trace | None:
+    ) -> None:
         """Open a traceback, or the next exception of the open chain. `announced`: a header on the line before."""
-        if self._open is not None and not line.stamped and self._continues(line.number):
-            self._next_exception()
-            self._last_number = line.number
-            return None
+        place = self._place(line)
+        follower = self._by_source.get(line.source)
+        if follower is not None and follower.continues(line, place):
+            return
         before = line.text.split(_HEAD)[0].strip()
         own = before or line.stamped or announced is None
         header = before if own or announced is None else announced.text
         rank = line.rank if own or announced is None else announced.rank
         trace = Trace(line.number, header.rstrip(": "), stamp_s, rank, line.source, phase, ready, progress, [Raised()])
-        if len(self.traces) < MAX_TRACES:
-            self.traces.append(trace)
-        self._open, self._closed_message, self._chained_at = trace, False, 0
-        self._last_number = line.number
-        return trace
+        self._keep(trace)
+        if len(self._by_source) < MAX_SOURCES or line.source in self._by_source:
+            self._by_source[line.source] = _Follower(trace, place)
 
     def take(self, line: Line) -> bool:
-        """Whether `line` belongs to the open traceback; it is then stored there."""
-        if self._open is None:
+        """Whether `line` belongs to the open traceback of its source; it is then stored there."""
+        if not self._by_source:
             return False
-        if line.stamped:
-            return self._end_by_stamp(line)
-        if not line.text.strip():
-            return self._blank(line)
-        return self._unstamped(line)
+        place = self._place(line)
+        follower = self._by_source.get(line.source)
+        if follower is None:
+            return False
+        taken = follower.take(line, place)
+        if follower.closed:
+            del self._by_source[line.source]
+        return taken
 
-    def _continues(self, number: int) -> bool:
-        nested = self._last_number >= number - 2 and self._closed_message and not self._open_is_done()
-        return self._chained_at > 0 or nested
+    def _place(self, line: Line) -> int:
+        """Ordinal of the line among those of its source, as long as a traceback is open somewhere."""
+        if not self._by_source:
+            self._places.clear()
+        place = self._places[line.source] = self._places.get(line.source, 0) + 1
+        return place
 
-    def _open_is_done(self) -> bool:
-        return self._open is not None and self._open.complete
+    def _keep(self, trace: Trace) -> None:
+        """Bounded; what the server survived makes room for what kills it."""
+        if len(self.traces) >= MAX_TRACES:
+            survived = next((one for one in self.traces if not one.fatal), None)
+            if survived is None:
+                return
+            self.traces.remove(survived)
+        self.traces.append(trace)
 
-    def _next_exception(self) -> None:
-        assert self._open is not None
-        if self._open.chain[-1].lines and len(self._open.chain) < MAX_CHAIN:
-            self._open.chain.append(Raised())
-        self._closed_message, self._chained_at = False, 0
 
-    def _end_by_stamp(self, line: Line) -> bool:
-        """A stamped line of another rank leaves the traceback open: its remaining lines may follow."""
-        assert self._open is not None
-        if self._open.complete or line.rank == self._open.rank:
-            self._open = None
-        return False
+class _Follower:
+    """Follows one open traceback through the lines of one source, until a blank line, a stamp or other text ends it."""
 
-    def _blank(self, line: Line) -> bool:
-        assert self._open is not None
-        if self._open.complete:
-            self._closed_message = True
-        self._last_number = line.number
+    def __init__(self, trace: Trace, place: int) -> None:
+        self._trace = trace
+        self._last_place = place
+        self._chained = False  # "During handling …" has been seen, its exception not yet
+        self._closed_message = False
+        self._after_frame = False
+        self.closed = False
+
+    def continues(self, line: Line, place: int) -> bool:
+        """Whether the head of a traceback in `line` is the next exception of this chain."""
+        if line.stamped or not self._chained:
+            return False
+        self._next_exception()
+        self._last_place = place
         return True
 
-    def _unstamped(self, line: Line) -> bool:
-        assert self._open is not None
+    def take(self, line: Line, place: int) -> bool:
+        """Whether `line` belongs to the traceback; it is then stored there."""
+        if line.stamped:
+            return self._stamp(line)
+        taken = self._unstamped(line, place) if line.text.strip() else self._blank()
+        if taken:
+            self._last_place = place
+        return taken
+
+    def _next_exception(self) -> None:
+        if self._trace.chain[-1].lines and len(self._trace.chain) < MAX_CHAIN:
+            self._trace.chain.append(Raised())
+        self._closed_message, self._chained = False, False
+
+    def _stamp(self, line: Line) -> bool:
+        """A stamped line of another rank leaves the traceback open: its remaining lines may follow."""
+        self.closed = self._trace.complete or line.rank == self._trace.rank
+        return False
+
+    def _blank(self) -> bool:
+        self._closed_message = self._closed_message or self._trace.complete
+        return True
+
+    def _unstamped(self, line: Line, place: int) -> bool:
         text = line.text
         if text.startswith(_CHAINED):
-            self._chained_at, self._closed_message = line.number, True
-            self._last_number = line.number
+            self._chained = self._closed_message = True
             return True
-        if self._chained_at and _EXCEPTION.match(text) and not text.startswith(" "):
+        if self._chained and _EXCEPTION.match(text):
             self._next_exception()
-        current = self._open.chain[-1]
+        current = self._trace.chain[-1]
         if _FRAME.match(text):
             return self._frame(line, current)
         if not current.lines and (text.startswith(" ") or self._is_code(text)):
             self._after_frame = False
             _add_code(current, text)
-            self._last_number = line.number
             return True
-        return self._message(line, current)
+        return self._message(line, current, place)
 
     def _is_code(self, text: str) -> bool:
         """A source line whose indentation got lost: it follows a frame and is no exception."""
@@ -207,31 +236,25 @@ class TracebackAssembler:
 
     def _frame(self, line: Line, current: Raised) -> bool:
         if current.lines:
-            if self._closed_message:
-                self._open = None
-                return False
-            return True  # a frame printed inside a message
+            self.closed = self._closed_message
+            return not self.closed  # else a frame printed inside a message
         frame = frame_of(line.text)
         current.first_frame = current.first_frame or frame
         current.frames.append(frame)
-        self._last_number, self._after_frame = line.number, True
+        self._after_frame = True
         return True
 
-    def _message(self, line: Line, current: Raised) -> bool:
+    def _message(self, line: Line, current: Raised, place: int) -> bool:
         if current.lines:
-            adjacent = line.number <= self._last_number + 1
-            if self._closed_message or not adjacent or _NOT_A_MESSAGE.match(line.text):
-                self._open = None
-                return False
-            if len(current.lines) < MAX_MESSAGE_LINES:
+            adjacent = place <= self._last_place + 1
+            self.closed = self._closed_message or not adjacent or bool(_NOT_A_MESSAGE.match(line.text))
+            if not self.closed and len(current.lines) < MAX_MESSAGE_LINES:
                 current.lines.append((line.number, line.text[:MAX_MESSAGE_TEXT]))
-            self._last_number = line.number
-            return True
+            return not self.closed
         match = _EXCEPTION.match(line.text)
         if not match or match["type"] in _LEVELS or not (_EXCEPTION_NAME.search(match["type"]) or current.frames):
             return False
         current.lines.append((line.number, line.text[:MAX_MESSAGE_TEXT]))
-        self._last_number = line.number
         return True
 
 
