@@ -1503,3 +1503,29 @@ def many_failed_requests_before(log):
         "", EVENT_LOOP, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", decisive=True
     )
     return log.dies(serving=True)
+
+
+@case("oom_weights", "load", "infeasible")
+def another_port_was_taken(log):
+    log.arguments(tp_size=1).add("Port 29500 is already in use, using 29501 instead.", "", 1)
+    log.start("load")
+    log.raises(
+        "", (*LOADING, "layers/linear.py:create_weights> torch.empty("), OOM.format(mib="448.00", gpu=0), decisive=True
+    )
+    return log.dies()
+
+
+@case("model_artifact", "load", "stop infeasible")
+def checkpoint_file_missing(log):
+    log.arguments(tp_size=1).start("load")
+    frames = (
+        *LOADING,
+        'model_loader/weight_utils.py:safetensors_weights_iterator> with safe_open(st_file, framework="pt") as f:',
+    )
+    log.raises(
+        "",
+        frames,
+        "FileNotFoundError: [Errno 2] No such file or directory: '/root/.cache/huggingface/hub/models--x--y/snapshots/1/model-00003-of-00010.safetensors'",
+        decisive=True,
+    )
+    return log.dies()

@@ -156,11 +156,15 @@ def _survived_trace(trace: Trace, run: Run) -> bool:
 
 
 def _survived_event(event: Event, run: Run) -> bool:
-    progress = run.progress
+    """Whether the server went on after a line: became ready, came further on that rank, or answered again."""
+    progress, name = run.progress, event.entry.signature.name
     if run.stop_line and event.number > run.stop_line:
         return True
     if progress.ready and not event.ready and event.entry.owner.slug != "cli_parse":
         return True
-    name = event.entry.signature.name
+    if not event.ready and (event.rank or name == "port_busy"):
+        own = progress.last_marker.get(event.rank, 0) if event.rank else max(progress.last_marker.values(), default=0)
+        if own > event.number:
+            return True
     answered = max(run.last_decode_line, run.last_answer_line if name == "health_check" else 0)
     return name in ("health_check", "request_timeout") and answered > event.number

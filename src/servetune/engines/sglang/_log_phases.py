@@ -13,6 +13,8 @@ from typing import Any
 from servetune.core.failure import Phase
 from servetune.engines.sglang._log_lines import Line
 
+#: Ranks that are followed one by one.
+MAX_RANKS = 1024
 READY_TEXT = "The server is fired up and ready to roll!"
 
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
@@ -54,6 +56,7 @@ class Progress:
     autotuning: bool = False
     jit_line: tuple[int, str] | None = None  # a DeepGEMM compile session that has not ended
     by_rank: dict[str, Phase] = field(default_factory=dict)
+    last_marker: dict[str, int] = field(default_factory=dict)  # rank → line of its last phase line
     steps: list[Step] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     memory_lines: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -69,8 +72,10 @@ class Progress:
     def enter(self, phase: Phase, line: Line) -> None:
         """Move to `phase`; a new step begins when it differs from the current one."""
         self.markers += 1
-        if line.rank:
+        if line.rank and (line.rank in self.by_rank or len(self.by_rank) < MAX_RANKS):
             self.by_rank[line.rank] = phase
+        if (line.rank or "") in self.last_marker or len(self.last_marker) <= MAX_RANKS:
+            self.last_marker[line.rank or ""] = line.number
         if self.phase is phase and self.steps:
             return
         self.phase = phase
@@ -99,11 +104,13 @@ def _resolved(progress: Progress, line: Line) -> None:
 
 def _weights_begin(progress: Progress, line: Line) -> None:
     rank = line.rank or ""
-    count = progress._loads_by_rank[rank] = progress._loads_by_rank.get(rank, 0) + 1
+    count = progress._loads_by_rank.get(rank, 0) + 1
+    if count > 1 or len(progress._loads_by_rank) <= MAX_RANKS:
+        progress._loads_by_rank[rank] = count
     progress.loads = max(progress.loads, count)
     progress.enter(Phase.LOAD, line)
     value = progress.remember("before_load_gib" if count == 1 else "before_draft_load_gib", line)
-    if value is not None and count == 1 and len(progress.before_load) < 1024:
+    if value is not None and count == 1 and len(progress.before_load) < MAX_RANKS:
         progress.before_load[rank] = value
 
 
