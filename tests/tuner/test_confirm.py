@@ -68,7 +68,7 @@ def trial(number: int, value: float, confirmed: tuple[float, ...] = (), baseline
 def test_the_plan_interleaves_the_baseline_and_the_best_and_never_changes():
     trials = [trial(0, 100, baseline=True), trial(1, 120), trial(2, 110), trial(3, 130), trial(4, 90)]
     plan = confirmation_plan(SPEC, trials)
-    assert [(c.trial, c.attempt) for c in plan] == [(t, 2 + r) for r in range(3) for t in (0, 3, 1)]
+    assert [(c.trial, c.attempt) for c in plan] == [(t, 2 + 2 * r) for r in range(3) for t in (0, 3, 1)]
     assert confirmation_plan(SPEC, trials) == plan
 
 
@@ -96,6 +96,13 @@ def test_a_configuration_that_fails_in_its_confirmation_may_not_win():
     crashed = crashed.model_copy(update={"runs": (*crashed.runs, run_of(0, 2, RunPurpose.CONFIRM, CRASH))})
     trials = [trial(0, 100, (100,), baseline=True), trial(1, 120, (119,)), crashed]
     assert winner(trials, SPEC).number == 1
+
+
+def test_a_fault_of_the_measurement_is_not_held_against_a_configuration():
+    noisy = trial(2, 150, (149,))
+    fault = CRASH.model_copy(update={"slug": "invalid_measurement", "verdict": Verdict.RETRY})
+    noisy = noisy.model_copy(update={"runs": (*noisy.runs, run_of(0, 4, RunPurpose.CONFIRM, fault))})
+    assert winner([trial(0, 100, (100,), baseline=True), noisy], SPEC).number == 2
 
 
 def test_the_interval_covers_the_true_gain():

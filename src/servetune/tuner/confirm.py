@@ -15,6 +15,7 @@ from scipy import stats
 from servetune.core.space import Frozen, Value
 from servetune.core.study import Confirmation, Objective, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
+from servetune.tuner.judge import NOT_THE_CONFIGURATION
 
 
 class Candidate(Frozen):
@@ -46,9 +47,9 @@ def confirmation_plan(spec: StudySpec, trials: Sequence[TrialRecord]) -> Sequenc
     contenders = [*baselines(trials), *leaders(trials, spec.confirm)]
     if not leaders(trials, spec.confirm):
         return ()
-    first = spec.retries.transient + 1  # attempts below belong to the search
+    tries = spec.retries.transient + 1  # the first ones belong to the search
     return [
-        Candidate(trial=record.number, attempt=first + round_, assignment=record.assignment)
+        Candidate(trial=record.number, attempt=tries * (1 + round_), assignment=record.assignment)
         for round_ in range(spec.confirm.launches)
         for record in contenders
     ]
@@ -115,8 +116,12 @@ def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None
 
 
 def failed_again(record: TrialRecord) -> bool:
-    """Whether a configuration that worked once failed in its confirmation: it may not win."""
-    return any(run.purpose is RunPurpose.CONFIRM and run.failure is not None for run in record.runs)
+    """Whether a configuration that worked once failed in its confirmation: it may not win.
+
+    A fault of the node or of the measurement is not the configuration's.
+    """
+    failures = [run.failure for run in record.runs if run.purpose is RunPurpose.CONFIRM]
+    return any(failure is not None and failure.slug not in NOT_THE_CONFIGURATION for failure in failures)
 
 
 def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:

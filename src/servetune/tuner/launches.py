@@ -70,15 +70,31 @@ class Launches:
         return result
 
     def confirm(self, candidate: Candidate) -> None:
-        """One more launch of a trial's assignment; every level is measured."""
-        self._launch(
-            candidate.trial, candidate.attempt, RunPurpose.CONFIRM, candidate.assignment, lambda measurement: True
-        )
+        """One more launch of a trial's assignment, with every level; again while its failure is transient.
+
+        Attempts `candidate.attempt` to `candidate.attempt + retries.transient` belong to it.
+        """
+        last = candidate.attempt + self._spec.retries.transient
+        runs = self._store.runs(self._spec.study, candidate.trial)
+        done = {run.attempt: run.failure for run in runs if run.finished_at is not None}
+        for attempt in range(candidate.attempt, last + 1):
+            if attempt not in done:
+                result = self._launch(
+                    candidate.trial, attempt, RunPurpose.CONFIRM, candidate.assignment, lambda measurement: True
+                )
+                done[attempt] = result.failure
+            if not _transient(done[attempt]):
+                return
 
     def last_failure(self, number: int) -> Failure | None:
         """Failure of the last finished search run of a trial."""
+        run = self.last_search(number)
+        return run.failure if run is not None else None
+
+    def last_search(self, number: int) -> RunRecord | None:
+        """The last finished search run of a trial."""
         finished = self._finished(number)
-        return finished[-1].failure if finished else None
+        return finished[-1] if finished else None
 
     def _finished(self, number: int) -> Sequence[RunRecord]:
         runs = self._store.runs(self._spec.study, number)

@@ -25,8 +25,9 @@ from servetune.storage import Store
 from servetune.tuner.confirm import confirmation_plan
 from servetune.tuner.judge import outcome_of
 from servetune.tuner.launches import Launches, OnLevel
-from servetune.tuner.progress import Progress
+from servetune.tuner.progress import Progress, configuration_key
 from servetune.tuner.repair import repaired
+from servetune.tuner.telling import context_of, told_of
 
 MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 """Seed and space to a sampler: what a comparison puts in the place of the study's `sampler`."""
@@ -56,8 +57,10 @@ class Tuner:
             listener.on(Note(text=note))
         self._defaults = engine.defaults(facts)
         self._make_sampler = make_sampler
+        self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
         self._study = self._load_study()
         self._progress = Progress(spec, store)
+        self._study.set_user_attr("context", context_of(spec, {**self._defaults, **self._space.fixed}))
         self._faults_in_a_row = 0
 
     def run(self) -> str:
@@ -169,6 +172,7 @@ class Tuner:
     def _tell(self, number: int, outcome: Outcome) -> None:
         """COMPLETE with a value; infeasible as PRUNED with a constraint; faults and rejections as FAIL (invisible)."""
         trial = self._trial(number)
+        trial.set_user_attr("result", told_of(outcome, self._launches.last_search(number)))
         if outcome.constraint is not None:
             trial.set_constraint("feasible", outcome.constraint)
         match outcome.state:
@@ -200,7 +204,18 @@ class Tuner:
         module = plugins.load("search.samplers", self._spec.sampler.name)
         settings = module.Settings.model_validate(dict(self._spec.sampler.settings))
         made: BaseSampler = module.create(settings, seed, self._space)
+        if isinstance(made, sampling.Guided):
+            made.heed(self._guide)
         return made
+
+    def _guide(self, point: Mapping[str, Choice]) -> str | None:
+        """For samplers: None for a point that would be rejected, else the key of its effective configuration."""
+        told = tuple(point.items())
+        if told not in self._keys:
+            assignment = self._space.expand(point)
+            fine = not self._engine.check(assignment, self._facts)
+            self._keys[told] = configuration_key(self._effective(assignment)) if fine else None
+        return self._keys[told]
 
     def _recover(self) -> None:
         """Finish what a killed tuner left: a trial with an outcome is told, one without is run again."""
@@ -246,9 +261,7 @@ class Tuner:
 
     def _confirm(self, reason: str) -> None:
         """Launch the best and the baseline again, interleaved; what an earlier process has done is not done again."""
-        trials = self._store.trials(self._spec.study)
-        done = {(run.trial, run.attempt) for trial in trials for run in trial.runs if run.finished_at}
-        plan = [c for c in confirmation_plan(self._spec, trials) if (c.trial, c.attempt) not in done]
+        plan = confirmation_plan(self._spec, self._store.trials(self._spec.study))
         if plan:
             self._listener.on(ConfirmationStarted(reason=reason, launches=len(plan)))
         for candidate in plan:

@@ -50,12 +50,12 @@ class Progress:
         self, number: int, effective: Assignment, effective_of: Callable[[Assignment], Assignment]
     ) -> Outcome | None:
         """The outcome of an earlier trial with the same effective configuration, marked as its duplicate."""
-        key = _key(effective)
+        key = configuration_key(effective)
         for record in self._store.trials(self._spec.study):
             if record.number >= number or record.state not in TELLING or not record.runs:
                 continue
             if record.number not in self._keys:
-                self._keys[record.number] = _key(effective_of(record.assignment))
+                self._keys[record.number] = configuration_key(effective_of(record.assignment))
             if self._keys[record.number] == key:
                 return self._answer(record)
         return None
@@ -80,5 +80,6 @@ def searched(record: TrialRecord) -> bool:
     return any(run.purpose is RunPurpose.SEARCH and run.finished_at for run in record.runs)
 
 
-def _key(assignment: Assignment) -> str:
+def configuration_key(assignment: Assignment) -> str:
+    """One text for each effective configuration."""
     return json.dumps(dict(assignment), sort_keys=True)

@@ -79,9 +79,11 @@ class TrialRunner:
         listener: Listener,
         stop: StopRequest,
         headers: Mapping[str, str],
+        simulated: bool = False,
     ) -> None:
         self._spec, self._node, self._engine, self._generator = spec, node, engine, generator
         self._probe, self._listener, self._stop, self._headers = probe, listener, stop, headers
+        self._simulated = simulated
 
     def run(self, job: Job) -> RunResult:
         """Run the job to its end. The server is gone when this returns or raises.
@@ -199,7 +201,8 @@ class TrialRunner:
         beyond = self._spec.objective.beyond_limits(measurement)
         if beyond:
             return _failure("limit_exceeded", Verdict.INFEASIBLE, "; ".join(beyond), deterministic=True)
-        if not measurement.valid:
+        if not measurement.valid and not self._simulated:
+            # a compressed clock magnifies the load generator's own delays; its numbers prove nothing anyway
             return _failure("invalid_measurement", Verdict.RETRY, "; ".join(measurement.warnings))
         return None
 
