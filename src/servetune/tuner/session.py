@@ -137,7 +137,7 @@ def _tuner(
     engine = open_engine(spec)
     module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)
     headers = request_headers(spec, os.environ)
-    runner = TrialRunner(spec, node, engine, module.create(settings), probe, listener, stop, headers)
+    runner = TrialRunner(spec, node, engine, module.create(settings), probe, listener, stop, headers, facts.simulated)
     launches = Launches(spec, store, node, engine, runner, facts, study_dir(spec), listener)
     spent_s = sum(store.ledger(spec.study).values())
     listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))
