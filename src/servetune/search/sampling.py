@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.distributions import (
@@ -27,6 +27,7 @@ from servetune.core.space import (
     FloatDomain,
     IntDomain,
     Parameter,
+    Point,
     SearchSpace,
     same_value,
 )
@@ -131,6 +132,19 @@ def _snap(domain: IntDomain | FloatDomain, value: float) -> float | int:
         last = math.floor((domain.high - domain.low) / domain.step + 1e-9)
         inside = domain.low + min(steps, last) * domain.step
     return round(inside) if isinstance(domain, IntDomain) else round(inside, 12)
+
+
+Guide = Callable[[Point], str | None]
+"""A point to the key of its effective configuration; None for a point that is known not to work."""
+
+
+@runtime_checkable
+class Guided(Protocol):
+    """A sampler that proposes only what the engine accepts and has not seen."""
+
+    def heed(self, guide: Guide) -> None:
+        """Take the guide; called once, before the first question."""
+        ...
 
 
 SamplerFactory = Callable[[int], BaseSampler]

@@ -101,9 +101,11 @@ def run_study(
     the study or its node (state untouched), any other ServetuneError with the state `failed`.
     """
     with ExitStack() as held:
-        study_lease: Lease | MemoryLease = held.enter_context(store.acquire(f"study:{spec.study}", LEASE_TTL_S))
+        study_lease = store.acquire(f"study:{spec.study}", LEASE_TTL_S)
+        held.enter_context(study_lease)
         node = open_node(spec)
-        node_lease: Lease | MemoryLease = held.enter_context(store.acquire(f"node:{node.identity()}", LEASE_TTL_S))
+        node_lease = store.acquire(f"node:{node.identity()}", LEASE_TTL_S)
+        held.enter_context(node_lease)
         guarded = _Guarded(listener, (study_lease, node_lease))
         store.set_state(spec.study, StudyRunState.RUNNING)
         state, reason = StudyRunState.FAILED, "the tuner crashed"

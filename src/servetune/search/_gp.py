@@ -1,0 +1,114 @@
+"""Gaussian process on log throughput: each parameter adds its own effect, and pairs of them a little more.
+
+Effects multiply in throughput, so they add in its logarithm. The amplitude of each parameter's effect, and of the
+pairs, is learned by the marginal likelihood (with a weak prior); the noise of each value is known from its measurement.
+Values without an order share nothing but the prior; ordered ones are alike when they lie close.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+from servetune.search._grid import Codes, Grid
+
+Floats = NDArray[np.float64]
+
+#: Distance, of an ordered parameter's whole range, over which its effect changes.
+LENGTH = 0.35
+#: Prior of the amplitudes: median and spread of the logarithm; pairs have a smaller one.
+AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.03
+#: Amplitude of what all points share, and the least noise of a value.
+LEVEL_AMPLITUDE, LEAST_NOISE = 0.15, 0.003
+STEPS = 12
+#: A value this many deviations below what the others say of it is taken for an outlier, of this deviation.
+OUTLYING, OUTLIER_SD = -3.5, 0.08
+
+
+def tables_of(grid: Grid) -> list[Floats]:
+    """For each parameter: likeness of each value with each. The last index stands for "not active"."""
+    tables = []
+    for axis in grid.axes:
+        size = len(axis.values)
+        alike = np.eye(size + 1)
+        if axis.place is not None:
+            distance = (axis.place[:, None] - axis.place[None, :]) / LENGTH
+            alike[:size, :size] = np.exp(-0.5 * distance**2)
+        tables.append(alike)
+    return tables
+
+
+class AdditiveGp:
+    """Fitted to values `y` at `codes`, with known variances, and linear features of known prior variance."""
+
+    def __init__(self, tables: list[Floats], codes: Codes, y: Floats, variance: Floats, features: Floats) -> None:
+        self._tables, self._codes, self._y, self._features = tables, codes, y, features
+        self._variance = variance + LEAST_NOISE**2
+        parts = self._parts(codes)
+        self._fixed = features @ features.T + LEVEL_AMPLITUDE**2
+        self.amplitudes = self._learned(parts)
+        self._factor(parts)
+        self._doubt_outliers(parts)
+
+    def _parts(self, others: Codes) -> Floats:
+        """Likeness of `others` with the data: one matrix for each parameter, and one for all pairs."""
+        each = np.stack([t[others[:, p][:, None], self._codes[:, p][None, :]] for p, t in enumerate(self._tables)])
+        total = each.sum(0)
+        pairs = (total**2 - (each**2).sum(0)) / 2
+        return np.concatenate([each, pairs[None]])
+
+    def _learned(self, parts: Floats) -> Floats:
+        count = len(parts)
+        middle = np.log(np.array([AMPLITUDE] * (count - 1) + [PAIR_AMPLITUDE]))
+        if len(self._y) < 3:
+            return np.asarray(np.exp(middle))
+        base = self._fixed + np.diag(self._variance)
+        flat = parts.reshape(count, -1)
+
+        def loss(theta: Floats) -> tuple[float, Floats]:
+            power = np.exp(2 * theta)
+            covariance = base + (power @ flat).reshape(base.shape)
+            lower = cholesky(covariance, lower=True, check_finite=False)
+            inverse = cho_solve((lower, True), np.eye(len(base)), check_finite=False)
+            alpha = inverse @ self._y
+            away = (theta - middle) / AMPLITUDE_SPREAD
+            value = 0.5 * self._y @ alpha + np.log(np.diag(lower)).sum() + 0.5 * away @ away
+            slope = power * (flat @ (inverse - np.outer(alpha, alpha)).ravel()) + away / AMPLITUDE_SPREAD
+            return float(value), slope
+
+        bounds = [(math.log(0.005), math.log(0.8))] * (count - 1) + [(math.log(0.003), math.log(0.15))]
+        found = minimize(loss, middle, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS})
+        learned: Floats = np.exp(found.x)
+        return learned
+
+    def _factor(self, parts: Floats) -> None:
+        covariance = self._fixed + np.tensordot(self.amplitudes**2, parts, 1) + np.diag(self._variance)
+        self._lower = cholesky(covariance, lower=True, check_finite=False)
+        self._alpha = cho_solve((self._lower, True), self._y, check_finite=False)
+
+    def _doubt_outliers(self, parts: Floats) -> None:
+        """Leave-one-out: a value far below what all others say of it weighs less (a disturbed measurement)."""
+        inverse = cho_solve((self._lower, True), np.eye(len(self._y)), check_finite=False)
+        spread = 1 / np.sqrt(np.diag(inverse))
+        off = self._alpha * spread
+        doubtful = (off < OUTLYING) & (spread < OUTLIER_SD)
+        if doubtful.any():
+            self._variance = np.where(doubtful, OUTLIER_SD**2, self._variance)
+            self._factor(parts)
+
+    def predict(self, codes: Codes, features: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the true value, row by row."""
+        across = (
+            np.tensordot(self.amplitudes**2, self._parts(codes), 1) + features @ self._features.T + LEVEL_AMPLITUDE**2
+        )
+        mean = across @ self._alpha
+        half = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
+        pairs = len(self._tables)
+        own = float(np.sum(self.amplitudes[:-1] ** 2) + self.amplitudes[-1] ** 2 * pairs * (pairs - 1) / 2)
+        before = own + LEVEL_AMPLITUDE**2 + np.einsum("ij,ij->i", features, features)
+        spread = np.sqrt(np.maximum(1e-10, before - np.einsum("ij,ij->j", half, half)))
+        return mean, spread

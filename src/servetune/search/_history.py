@@ -1,0 +1,92 @@
+"""What a study's trials say, out of Optuna's rows alone: params, and the user attribute `result` of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from servetune.search._grid import Codes, Grid
+
+#: Order of phases, as in `core.failure.Phase`, and the end of a complete launch.
+PHASES = ("parse", "validate", "load", "kv_alloc", "graph_capture", "warmup", "serving", "done")
+#: Classes that are about memory: what was asked for did not fit.
+OF_MEMORY = frozenset({"oom_weights", "kv_budget", "oom_graph", "oom_runtime"})
+#: Relative standard deviation of a level whose interval is not known.
+UNKNOWN_SD = 0.02
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One launched trial. `log_levels`: concurrency → log tokens/s; `sd`: its standard deviation.
+
+    `slug` None: nothing failed. `facts`: memory in GiB, and KV tokens, as the log said.
+    """
+
+    number: int
+    codes: Codes
+    complete: bool
+    slug: str | None = None
+    phase: str = "done"
+    blamed: frozenset[str] = frozenset()
+    log_levels: Mapping[int, float] = field(default_factory=dict)
+    sd: Mapping[int, float] = field(default_factory=dict)
+    node_s: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the study measures. `weights`: level → its share of the objective, adding up to 1."""
+
+    weights: Mapping[int, float]
+    tokens: float | None  # of one request, prompt and answer
+    fixed: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> Context:
+        """From the study's user attribute `context`; without it nothing is known about levels."""
+        told = attrs.get("context", {})
+        weights = {int(level): float(weight) for level, weight in told.get("weights", {}).items()}
+        return cls(weights, told.get("tokens"), told.get("assumed", {}))
+
+
+def history(trials: Sequence[FrozenTrial], grid: Grid) -> tuple[list[Seen], list[FrozenTrial]]:
+    """Launched trials that say something about their configuration, and the trials that are running."""
+    seen, running = [], []
+    for trial in trials:
+        if trial.state is TrialState.RUNNING:
+            running.append(trial)
+        elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and not _is_duplicate(trial):
+            seen.append(_seen(trial, grid))
+    return seen, running
+
+
+def _is_duplicate(trial: FrozenTrial) -> bool:
+    return "duplicate_of" in trial.user_attrs.get("result", {})
+
+
+def _seen(trial: FrozenTrial, grid: Grid) -> Seen:
+    told = trial.user_attrs.get("result", {})
+    levels = {int(level): value for level, value in told.get("levels", {}).items()}
+    spread = {int(level): value for level, value in told.get("sd", {}).items()}
+    complete = trial.state is TrialState.COMPLETE
+    if complete and not levels and trial.value is not None:
+        levels = {0: trial.value}
+    return Seen(
+        number=trial.number,
+        codes=grid.encode(trial.params),
+        complete=complete,
+        slug=told.get("class"),
+        phase=told.get("phase") or "done",
+        blamed=frozenset(told.get("blamed", ())),
+        log_levels={level: math.log(value) for level, value in levels.items() if value > 0},
+        sd={level: spread.get(level) or UNKNOWN_SD for level in levels},
+        node_s=told.get("node_s", 0.0),
+        facts=told.get("facts", {}),
+        baseline=bool(trial.user_attrs.get("baseline")),
+    )

@@ -1,0 +1,132 @@
+"""The sampler made for this problem: launches are dear, many crash, effects multiply, memory obeys arithmetic.
+
+Each proposal maximises expected improvement × the chance that the launch works. Where each part comes from:
+`search/_gp.py` (value), `search/feasibility.py` (crashes), `search/_memory.py` (memory). docs/search.md says what each
+part is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+from scipy.special import erfcx, log_ndtr
+
+from servetune.core.space import Frozen, SearchSpace
+from servetune.search._grid import Codes, Grid
+from servetune.search._history import Context, Seen, history
+from servetune.search._model import Model
+from servetune.search.sampling import Guide, distribution
+
+Floats = NDArray[np.float64]
+
+RANDOM, BEST, CLIMBERS, ROUNDS = 256, 5, 4, 2
+
+
+class Settings(Frozen):
+    """Takes no settings."""
+
+
+def create(settings: Settings, seed: int, space: SearchSpace) -> BaseSampler:
+    """A sampler that reads everything it knows from the study's trials."""
+    return AdaptiveSampler(space, seed)
+
+
+class AdaptiveSampler(BaseSampler):
+    """One proposal for each trial; a pure function of the study's history and `seed`."""
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        self._grid, self._seed = Grid(space), seed
+        self._random = RandomSampler(seed=seed)
+        self._guide: Guide | None = None
+
+    def heed(self, guide: Guide) -> None:
+        """Learn which points the engine rejects, and which are the same configuration to it."""
+        self._guide = guide
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Every parameter."""
+        return {axis.name: distribution(axis.parameter.domain) for axis in self._grid.axes}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The proposal; nothing for a trial whose point is given."""
+        if "fixed_params" in trial.system_attrs:
+            return {}
+        rng = np.random.default_rng(self._seed)
+        seen, running = history(study.get_trials(deepcopy=False), self._grid)
+        others = [t for t in running if t.number != trial.number]
+        pending = np.array([self._grid.encode(t.params) for t in others if t.params], dtype=np.int64)
+        undecided = sum(not t.params and t.number < trial.number for t in others)
+        pending = pending.reshape(-1, len(self._grid.axes))
+        model = Model(self._grid, seen, Context.of(study.user_attrs), self._seed, pending)
+        ranked = self._ranked(model, seen, pending, rng)
+        return dict(self._grid.decode(self._pick(ranked, seen, pending, undecided)))
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Only for what the proposal left out: at random."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def _ranked(self, model: Model, seen: Sequence[Seen], pending: Codes, rng: np.random.Generator) -> Codes:
+        """Candidates, best first: random ones and neighbours of the best, then neighbours of the best candidates."""
+        pool = self._grid.random(RANDOM, rng)
+        starts = [t.codes for t in sorted(seen, key=lambda t: -_value(t))[:BEST]]
+        pool = np.concatenate([pool, *(self._grid.neighbours(row, rng) for row in starts)])
+        scores = score(model, pool)
+        for _ in range(ROUNDS):
+            top = pool[np.argsort(-scores, kind="stable")[:CLIMBERS]]
+            more = np.concatenate([self._grid.neighbours(row, rng) for row in top])
+            pool, scores = np.concatenate([pool, more]), np.concatenate([scores, score(model, more)])
+        return pool[np.argsort(-scores, kind="stable")]
+
+    def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, skip: int) -> Codes:
+        """The best candidate that is new to the engine and not rejected by it; `skip` workers before us take theirs."""
+        known = {tuple(t.codes) for t in seen} | {tuple(row) for row in pending}
+        keys = set() if self._guide is None else {self._guide(self._grid.decode(np.array(c))) for c in known}
+        first: Codes = ranked[0]
+        row: Codes
+        for row in ranked:
+            if tuple(row) in known:
+                continue
+            known.add(tuple(row))
+            if self._guide is not None:
+                key = self._guide(self._grid.decode(row))
+                if key is None or key in keys:
+                    continue
+                keys.add(key)
+            if skip == 0:
+                return row
+            skip -= 1
+        return first
+
+
+def score(model: Model, codes: Codes) -> Floats:
+    """Log of expected improvement times the chance to work; before any value is known, the chance alone."""
+    feasible = model.log_feasible(codes)
+    if model.base is None:
+        return feasible
+    mean, spread = model.predict(codes)
+    return log_improvement((mean - model.incumbent) / spread) + np.log(spread) + feasible
+
+
+def log_improvement(z: Floats) -> Floats:
+    """log(φ(z) + z Φ(z)), accurate for very negative z too."""
+    near = np.maximum(z, -1.0)
+    direct = np.log(np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi) + near * np.exp(log_ndtr(near)))
+    far = np.minimum(z, -1.0)
+    tail = -0.5 * far**2 - 0.5 * np.log(2 * np.pi)
+    tail = tail + np.log1p(-np.minimum(1 - 1e-12, -far * np.sqrt(np.pi / 2) * erfcx(-far / np.sqrt(2))))
+    return np.asarray(np.where(z > -1, direct, tail))
+
+
+def _value(trial: Seen) -> float:
+    return float(np.mean(list(trial.log_levels.values()))) if trial.complete and trial.log_levels else -np.inf
