@@ -74,13 +74,16 @@ class Loop:
             self.wrong.append((got, wanted))
 
 
-def control(port, path, method="GET", body=None):
+def control(port, path, method="GET", body=None, headers=None):
     """Status and body of one request on a connection of its own."""
 
     async def ask():
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        fields = {"Host": "x", "Connection": "close", "Content-Length": len(data), **(headers or {})}
+        head = "\r\n".join(
+            [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+        )
         writer.write(head.encode() + data)
         answer = await reader.read(-1)
         writer.close()
