@@ -218,3 +218,17 @@ def test_every_class_of_the_table_is_tried_by_a_test() -> None:
 def test_a_failure_is_data() -> None:
     failure = read((RECORDINGS / "cases" / "oomg_deepep_ll_h20.log").read_bytes()).diagnose(None)
     assert Failure.model_validate_json(failure.model_dump_json()) == failure
+
+
+CPU_CASES = json.loads((RECORDINGS / "sglang-cpu" / "cases.json").read_text())
+
+
+@pytest.mark.parametrize("name", CPU_CASES)
+def test_recording_of_the_cpu_study(name: str) -> None:
+    """Logs of a real server on a CPU, with what was changed on its command line."""
+    flags, wanted = CPU_CASES[name]["flags"], CPU_CASES[name]["expected"]
+    assignment = {flag.removeprefix("--"): True if value in (None, "") else value for flag, value in flags.items()}
+    failure = read((RECORDINGS / "sglang-cpu" / f"{name}.log").read_bytes(), assignment).diagnose(None)
+    assert (failure.slug, failure.verdict.value) == (wanted["class"], wanted["verdict"])
+    assert wanted["phase"] in (None, failure.phase.value)
+    assert {flag.removeprefix("--") for flag in wanted["blamed"]} <= set(failure.blamed)

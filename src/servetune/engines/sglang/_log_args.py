@@ -95,7 +95,7 @@ def parse_command(text: str) -> tuple[dict[str, Value], dict[str, str]] | None:
     A flag without a value is True. Words are split as a shell does, and as far as that works.
     """
     match = _COMMAND.search(text)
-    if match is None:
+    if match is None or "Example:" in text or "<model>" in text:  # the engine's own advice shows no launch
         return None
     env = dict(re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]{2,})=(\S+)", text[: match.start()]))
     return dict(_flags(_words(text[match.end() :]))), env

@@ -38,6 +38,10 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|fp8_gemm", "fp8-gemm-backend"),
     (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
     (r"type fp8e\d", "kv-cache-dtype"),
+    (r"flashinfer[_-]python", "attention-backend"),
+    (r"(?i)\b(?:mha|mla|flash ?attention|attention)\b.{0,20}backend", "attention-backend"),
+    (r"(?i)\bmoe[ _-]?(?:runner|backend)", "moe-runner-backend"),
+    (r"(?i)schedule[ _-]conservativeness", "schedule-conservativeness"),
     (r"major versions \[9, 10\]", "enable-flashinfer-allreduce-fusion"),
     (r"major versions \[9, 10\]", "flashinfer-allreduce-fusion-backend"),
     (r"(?i)allreduce_fusion|allreduce fusion", "enable-flashinfer-allreduce-fusion"),
@@ -208,9 +212,8 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     by_value = [flag for flag in VALUED if _value_in(flags.value(flag), text)]
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
     by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
-    found = [
-        flag for flag in dict.fromkeys([*by_value, *fields, *named, *by_words]) if flags.on(flag) or not flags.known
-    ]
+    pointed_at = dict.fromkeys([*by_value, *fields, *named, *by_words])
+    found = [flag for flag in pointed_at if flags.on(flag) or flag in flags.asked or not flags.known]
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]
     return list(dict.fromkeys(found or named))[:3]
