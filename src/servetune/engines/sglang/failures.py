@@ -134,7 +134,8 @@ def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict
     assert cause.entry is not None
     signature = cause.entry.signature
     known = bool(flags.asked) if signature.blame == "auto" else flags.known
-    if signature.unasked is not None and known and not any(flags.on(flag) for flag in blamed):
+    asked = any(flags.on(flag) or flag in flags.asked for flag in blamed)
+    if signature.unasked is not None and known and not asked:
         return signature.unasked
     return cause.entry.verdict
 
