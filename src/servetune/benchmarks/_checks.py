@@ -140,6 +140,24 @@ def of_concurrency(held: float, wanted: int) -> Iterable[Finding]:
         yield Finding(f"only {held:.1f} of {wanted} requests were in flight on average", fatal=True)
 
 
+def of_silence(requests: Requests, events: Events, end_s: float) -> Iterable[Finding]:
+    """Answers under way at `end_s` whose last token is much longer ago than tokens usually take."""
+    gaps = (events.time_s - events.since_s)[~events.first]
+    if not len(gaps):
+        return
+    last_s = np.zeros(len(requests.sent_s))
+    np.maximum.at(last_s, events.request, events.time_s)
+    open_ = (requests.outcome == Outcome.IN_FLIGHT) & (last_s > 0)
+    quiet_s = end_s - last_s[open_]
+    silent = quiet_s[quiet_s > 20 * float(np.quantile(gaps, 0.99))]
+    if len(silent):
+        yield Finding(
+            f"{len(silent)} of {int(np.sum(open_))} answers under way at the end had given no token for "
+            f"{float(np.min(silent)):.1f} to {float(np.max(silent)):.1f} s",
+            fatal=len(silent) > FAILED_AT_MOST * len(quiet_s),
+        )
+
+
 def of_steadiness(events: Events, window: Window, settled: bool) -> Iterable[Finding]:
     """Drift, and a start before two windows agreed."""
     middle_s = (window.begin_s + window.end_s) / 2
@@ -231,7 +249,7 @@ def compare_counters(
     usable = [
         (float(s), reading.values["generated"])
         for s, reading in zip(at_s, readings, strict=True)
-        if "generated" in reading.values and window.begin_s - 1e-9 <= s <= window.end_s + 1e-9
+        if "generated" in reading.values and s >= window.begin_s  # the load goes on until the last reading
     ]
     if len(usable) < 2:
         return None

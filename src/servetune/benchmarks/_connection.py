@@ -29,6 +29,14 @@ class Owner(Protocol):
         """The request is over and recorded."""
         ...
 
+    def request_lost(self, connection: Connection) -> None:
+        """A connection that had served before was closed without a byte of an answer.
+
+        A server may close an idle connection while a request is on its way; sending it again is the rule of HTTP
+        (RFC 9112, 9.3.1), and no failure of the server.
+        """
+        ...
+
     def connection_ended(self, connection: Connection) -> None:
         """The connection is closed."""
         ...
@@ -46,6 +54,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._now: Callable[[], float] = time.monotonic
         self.busy = False
+        self.served = 0  # answers completed on this connection
+        self.message = b""
         self.last_event = 0.0  # wall time of the last sign of life of the current request
         self._plain = False  # at the border of a chunk of an event stream with nothing held
         self._tokens = 0
@@ -67,9 +77,16 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: bytes, asked: int, due: float) -> None:
         """Send a request for `asked` tokens that was due at wall time `due`: latencies count from there."""
+        self._put(self._records.open_request(due, asked), message, asked, due)
+
+    def send_again(self, lost: Connection) -> None:
+        """Send the request that another connection lost; it keeps its row in the records."""
+        self._put(lost.request, lost.message, lost.asked, lost.last_event)
+
+    def _put(self, request: int, message: bytes, asked: int, due: float) -> None:
         assert self._transport is not None
-        self._begin(self._records.open_request(due, asked), asked)
-        self.busy = True
+        self._begin(request, asked)
+        self.busy, self.message = True, message
         self.last_event = self._before = due
         self._transport.write(message)
 
@@ -134,6 +151,10 @@ class Connection(asyncio.Protocol):
         self._owner.connection_ended(self)
         if not self.busy:
             return
+        if self.served and not self._reader.touched:
+            self.busy = False
+            self._owner.request_lost(self)
+            return
         if self._reader.status and self._reader.end_of_input():
             self._finish()
         elif exc is not None:
@@ -145,7 +166,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: int, asked: int) -> None:
         self.request = request
-        self._asked = asked
+        self.asked = asked
         self._tokens = 0
         self._new = 0
         self._counted = 0  # content events without a token count
@@ -236,6 +257,7 @@ class Connection(asyncio.Protocol):
             self._reject(reason)
             return
         self.busy = False
+        self.served += 1
         self._records.complete_request(self.request, self.last_event, tokens, self._counted > 0)
         self._owner.request_ended(self)
 
@@ -245,8 +267,8 @@ class Connection(asyncio.Protocol):
         if not self._done and self._splitter.held:
             return "connection closed before the end of the answer"
         reason = finish_reason(self._last)
-        if tokens != self._asked:
-            return f"{tokens} of {self._asked} tokens, finish reason {reason or 'none'}"
+        if tokens != self.asked:
+            return f"{tokens} of {self.asked} tokens, finish reason {reason or 'none'}"
         return None
 
     def _reject(self, reason: str) -> None:

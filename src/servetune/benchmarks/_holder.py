@@ -138,6 +138,11 @@ class Holder:
         if self._plan.arrivals is None:
             self._loop.call_later(self._pause_s() if failed else 0.0, self._next)
 
+    def request_lost(self, connection: Connection) -> None:
+        """Send it again, on a new connection."""
+        if not self.stop:
+            self._spawn(self._connect_and_send_again(connection))
+
     def connection_ended(self, connection: Connection) -> None:
         """It cannot be used any more."""
         self._connections.discard(connection)
@@ -184,6 +189,15 @@ class Holder:
         else:
             self._refused(connection, due)
 
+    async def _connect_and_send_again(self, lost: Connection) -> None:
+        connection = await self._connect()
+        if isinstance(connection, Connection):
+            if not self.stop:
+                connection.send_again(lost)
+            return
+        self._in_flight -= 1
+        self._note_refusal(lost.request, connection)
+
     def _send(self, connection: Connection, due: float) -> None:
         if self.stop:
             return
@@ -201,7 +215,9 @@ class Holder:
         return max(1, -(-output_tokens * (number + 1) // self._plan.total_concurrency))
 
     def _refused(self, reason: str, due: float) -> None:
-        index = self.records.open_request(due, 1)
+        self._note_refusal(self.records.open_request(due, 1), reason)
+
+    def _note_refusal(self, index: int, reason: str) -> None:
         self.records.fail_request(index, time.monotonic(), reason)
         if index < self._plan.concurrency:
             self._ended_in_first_wave += 1

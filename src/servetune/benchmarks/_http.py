@@ -35,6 +35,7 @@ class AnswerReader:
         self.status = 0
         self.headers: Mapping[bytes, bytes] = {}
         self.keep_alive = True
+        self.touched = False  # whether a byte has come
         self.excess = b""  # what came after the end of the answer
         self._state = _State.HEAD
         self._held = b""  # input that does not yet make a line
@@ -53,6 +54,7 @@ class AnswerReader:
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes that `data` completes, decoded. Raises MalformedAnswerError."""
+        self.touched = True
         pieces: list[bytes] = []
         rest = self._held + data if self._held else data
         self._held = b""

@@ -11,6 +11,9 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 
+FEWEST_BATCHES = 5
+MOST_BATCHES = 20
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -24,6 +27,14 @@ class Interval:
     def relative_half_width(self) -> float:
         """Half the width of the interval as a share of the value; infinite when the value is 0."""
         return (self.high - self.low) / 2 / self.value if self.value > 0 else math.inf
+
+
+def batch_count(completed: int) -> int:
+    """How many batches a window with that many completed requests is cut into.
+
+    A batch should hold a whole request: shorter ones see its parts (prefill, decode) as noise that cancels in the sum.
+    """
+    return max(FEWEST_BATCHES, min(MOST_BATCHES, completed))
 
 
 def batch_means(batches: Floats) -> Interval:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ class Outcome:
     harvests: list[Harvest]
     pace: Pace
     measured: tuple[float, float] | None  # wall seconds
+    over_wall_s: float
     wall_origin_s: float
     node_origin_s: float
     node_s_per_wall_s: float
@@ -74,6 +76,7 @@ class LevelRun:
         self._pace = self._new_pace()
         self._sample = Sample(self._wall_origin_s)
         self._notes: list[str] = []
+        self._ended = threading.Event()
 
     def run(self) -> Outcome | None:
         """None when `go_on` returned False."""
@@ -104,7 +107,7 @@ class LevelRun:
         client = ControlClient(self._target)
         try:
             facts = read_facts(client)
-            note = flush_cache(client, FLUSH_PATIENCE_S)
+            note = flush_cache(client, FLUSH_PATIENCE_S, self._ended)
         finally:
             client.close()
         if note is not None:
@@ -172,24 +175,14 @@ class LevelRun:
 
     def _while_telling(self, work: Callable[[], Result]) -> Result | None:
         """`work` in a thread of its own, so that the caller is told meanwhile; None when told to end."""
-        done: list[Result] = []
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                done.append(work())
-            except BaseException as error:  # carried to the caller's thread, not swallowed
-                failed.append(error)
-
-        thread = threading.Thread(target=run, name="servetune-prepare", daemon=True)
-        thread.start()
-        while thread.is_alive():
+        executor = ThreadPoolExecutor(1, thread_name_prefix="servetune-prepare")
+        result = executor.submit(work)
+        executor.shutdown(wait=False)
+        while not wait([result], timeout=LOOK_EVERY_S).done:
             if not self._tell():
+                self._ended.set()
                 return None
-            thread.join(LOOK_EVERY_S)
-        if failed:
-            raise failed[0]
-        return done[0]
+        return result.result()
 
     def _outcome(
         self, facts: ServerFacts, harvests: list[Harvest], measured: tuple[float, float], readings: list[Reading]
@@ -200,6 +193,7 @@ class LevelRun:
             harvests=harvests,
             pace=self._pace,
             measured=measured if measured[1] > measured[0] else None,
+            over_wall_s=measured[1],
             wall_origin_s=self._wall_origin_s,
             node_origin_s=self._begin_s,
             node_s_per_wall_s=self._scale(),

@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from servetune.benchmarks._intervals import Interval, batch_means
+from servetune.benchmarks._intervals import MOST_BATCHES, Interval, batch_means
 from servetune.benchmarks._records import Outcome, Records
 from servetune.core.benchmark import Percentiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-BATCHES = 20
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def tokens_until(events: Events, edges_s: Floats) -> Floats:
     return made
 
 
-def throughput(events: Events, begin_s: float, end_s: float, batches: int = BATCHES) -> Interval:
+def throughput(events: Events, begin_s: float, end_s: float, batches: int = MOST_BATCHES) -> Interval:
     """Output tokens per second in the window with its 95 % interval."""
     edges = np.linspace(begin_s, end_s, batches + 1)
     return batch_means(np.diff(tokens_until(events, edges)) / np.diff(edges))

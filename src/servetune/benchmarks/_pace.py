@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from servetune.benchmarks._holder import Sample
-from servetune.benchmarks._intervals import batch_means
+from servetune.benchmarks._intervals import batch_count, batch_means
 from servetune.core.benchmark import Level
 
 #: A level lasts four waves (a wave: the time of one full answer), at least 30 s, and beyond that until the throughput
@@ -19,6 +19,8 @@ LONGEST_S = 180.0
 PRECISION = 0.01
 #: Share of the longest time after which measuring begins even if the load has not settled.
 LATEST_START = 0.5
+#: And after which it may begin although the first wave is not over: a long queue at the server.
+EARLIEST_START = 0.25
 AGREEMENT = 0.05
 LOOKS = 20  # at the precision, per level
 
@@ -95,10 +97,11 @@ class Pace:
             return self._tokens[-1] > 0
         if isinstance(asked, int):
             return sample.completed >= asked
-        self.settled = sample.first_wave_left <= 0 and self._settled(now_s)
+        turned_over = sample.first_wave_left <= 0 or now_s - self.start_s >= EARLIEST_START * self.longest_s
+        self.settled = turned_over and sample.completed > 0 and self._agree(now_s)
         return self.settled
 
-    def _settled(self, now_s: float) -> bool:
+    def _agree(self, now_s: float) -> bool:
         """Two neighbouring windows of a quarter of the time so far agree."""
         window_s = (now_s - self.start_s) / 4
         later = self.rate(now_s - window_s)
@@ -116,9 +119,9 @@ class Pace:
         if wave_s is None or elapsed_s < max(SHORTEST_S, WAVES * wave_s) or now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.longest_s / LOOKS
-        return self._precise(now_s)
+        return self._precise(now_s, self.completed_in_window(sample.completed))
 
-    def _precise(self, now_s: float) -> bool:
-        edges_s = np.linspace(self.measure_from_s, now_s, 21)
+    def _precise(self, now_s: float, completed: int) -> bool:
+        edges_s = np.linspace(self.measure_from_s, now_s, batch_count(completed) + 1)
         rates = np.diff(np.interp(edges_s, self._times_s, self._tokens)) / np.diff(edges_s)
         return batch_means(rates).relative_half_width <= PRECISION

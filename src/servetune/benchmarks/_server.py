@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import httpx
 
 from servetune.benchmarks._api import Target
 
-CONTROL_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 5.0
 
 
 class ControlClient:
@@ -31,7 +32,7 @@ class ControlClient:
         self._client.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        """One request, at most 10 s."""
+        """One request, at most 5 s."""
         try:
             answer = self._client.request(method, path, json=body)
             return Reply(answer.status_code, answer.content)
@@ -88,8 +89,11 @@ def read_facts(client: ControlClient) -> ServerFacts:
     return ServerFacts(str(first.get("id", "default")), str(info.get("model_path") or first.get("root") or ""), info)
 
 
-def flush_cache(client: ControlClient, patience_s: float) -> str | None:
-    """Empty the prefix cache. None when done, else why not. 400 (requests still running) is tried again."""
+def flush_cache(client: ControlClient, patience_s: float, ended: threading.Event) -> str | None:
+    """Empty the prefix cache. None when done, else why not. 400 (requests still running) is tried again.
+
+    Gives up when `ended` is set.
+    """
     deadline = time.monotonic() + patience_s
     pause_s = 0.05
     while True:
@@ -100,7 +104,8 @@ def flush_cache(client: ControlClient, patience_s: float) -> str | None:
             return f"the prefix cache was not emptied: the server has no /flush_cache (HTTP {reply.status})"
         if reply.status != 400 or time.monotonic() > deadline:
             return f"the prefix cache was not emptied: HTTP {reply.status} {reply.text}"
-        time.sleep(pause_s)
+        if ended.wait(pause_s):
+            return "the prefix cache was not emptied: ended"
         pause_s = min(1.0, 2 * pause_s)
 
 

@@ -19,9 +19,11 @@ from servetune.benchmarks._checks import (
     of_counters,
     of_requests,
     of_server,
+    of_silence,
     of_steadiness,
     server_view,
 )
+from servetune.benchmarks._intervals import batch_count
 from servetune.benchmarks._level import Outcome as LevelOutcome
 from servetune.benchmarks._metrics import Events, Requests, TimeMap, latencies, read_tables, throughput
 from servetune.benchmarks._records import Outcome
@@ -34,9 +36,11 @@ def judge(outcome: LevelOutcome) -> Measurement:
     requests, events = read_tables([harvest.records for harvest in outcome.harvests], times)
     reasons = sum((harvest.records.failures for harvest in outcome.harvests), Counter[str]())
     window = _window(outcome, times, events)
+    over_s = float(times.node(np.array([outcome.over_wall_s]))[0])
     noted = [Finding(note) for note in outcome.notes]
     if outcome.given_up is not None:
         noted.append(Finding(outcome.given_up, fatal=True))
+    noted += of_silence(requests, events, over_s)
     if window is None:
         return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None)])
     return _figures(outcome, times, window, requests, events, [*noted, *of_requests(requests, reasons, window)])
@@ -61,9 +65,10 @@ def _figures(
     events: Events,
     findings: list[Finding],
 ) -> Measurement:
-    flow = throughput(events, window.begin_s, window.end_s)
-    seen = latencies(requests, events, window.begin_s, window.end_s)
     within = (requests.ended_s > window.begin_s) & (requests.ended_s <= window.end_s)
+    completed = int(np.sum(within & (requests.outcome == Outcome.COMPLETED)))
+    flow = throughput(events, window.begin_s, window.end_s, batch_count(completed))
+    seen = latencies(requests, events, window.begin_s, window.end_s)
     held = concurrency_held(requests, window)
     assert outcome.measured is not None
     effort = effort_between([harvest.effort for harvest in outcome.harvests], *outcome.measured)
@@ -81,7 +86,7 @@ def _figures(
         low=max(0.0, flow.low),
         high=flow.high,
         duration_s=window.duration_s,
-        requests_completed=int(np.sum(within & (requests.outcome == Outcome.COMPLETED))),
+        requests_completed=completed,
         requests_failed=int(np.sum(within & (requests.outcome == Outcome.FAILED))),
         output_tokens=round(flow.value * window.duration_s),
         ttft_s=seen.ttft_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,23 +38,23 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    """Implements Worker."""
+    """Implements Worker. One use: a holder's whole life."""
 
     def __init__(self) -> None:
         self._holder: Holder | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Future[None] | None = None
         self._stop = False
-        self._error: BaseException | None = None
 
     def start(self, plan: Plan) -> None:
         """Begin; returns at once."""
-        self._thread = threading.Thread(target=self._run, args=(plan,), name="servetune-load", daemon=True)
-        self._thread.start()
+        executor = ThreadPoolExecutor(1, thread_name_prefix="servetune-load")
+        self._thread = executor.submit(self._run, plan)
+        executor.shutdown(wait=False)
 
     def sample(self) -> Sample | None:
         """The latest reading; None before the first. Raises what went wrong in the thread."""
-        if self._error is not None:
-            raise self._error
+        if self._thread is not None and self._thread.done():
+            self._thread.result()
         return self._holder.latest if self._holder is not None else None
 
     def stop(self) -> Harvest:
@@ -63,22 +63,15 @@ class ThreadWorker:
         if self._holder is not None:
             self._holder.stop = True
         if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
+            self._thread.result()
         holder = self._holder
         return Harvest(holder.records, holder.effort) if holder is not None else Harvest(Records(), EffortSeries())
 
     def _run(self, plan: Plan) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._main(plan))
-        except BaseException as error:  # carried to the caller's thread, not swallowed
-            self._error = error
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._main(plan))
 
     async def _main(self, plan: Plan) -> None:
-        holder = Holder(plan)
-        holder.stop = self._stop
-        self._holder = holder
-        holder.stop = holder.stop or self._stop
-        await holder.run()
+        self._holder = Holder(plan)
+        self._holder.stop = self._stop  # it may have been asked for before there was a holder
+        await self._holder.run()

@@ -4,7 +4,8 @@ Program: `python exact_rate_server.py --itl-s 0.05 --ttft-s 0.1 [--port 0] [faul
 Speaks SGLang's /generate (cumulative text) and OpenAI's /v1/completions (deltas, optional running usage) with chunked
 event streams, /server_info, /flush_cache, /metrics, /v1/models, /stamps. Each stream follows its own absolute schedule:
 token k is due ttft + k * itl after the request was read; it never drifts. Built for the CPU of a shared machine: events
-are encoded once per token count, and one timer per millisecond sends what is due.
+are encoded once per token count, and one timer per millisecond sends what is due. A path that begins with
+`/with/--option,value,…` is answered with these options instead, by a server with counts and stamps of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import time
 import zlib
 from array import array
+from typing import ClassVar
 
 import uvloop
 
@@ -241,6 +243,8 @@ class Stream:
 
 
 class Connection(asyncio.Protocol):
+    servers: ClassVar[dict[str, Server]] = {}
+
     def __init__(self, server: Server) -> None:
         self.server = server
         self.held = b""
@@ -262,16 +266,31 @@ class Connection(asyncio.Protocol):
         head, found, rest = self.held.partition(b"\r\n\r\n")
         if not found:
             return
-        length = 0
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
+        headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(headers.get(b"content-length", 0))
         if len(rest) < length:
             return
         self.held = rest[length:]
         _, path, _ = head.split(b" ", 2)
-        self.serve(path.decode(), rest[:length])
+        if self.server.options.record:
+            self.note(path.decode(), headers, rest[:length])
+        self.serve(self.chosen(path.decode().partition("?")[0]), rest[:length])
+
+    def chosen(self, path: str) -> str:
+        """Switch to the server that the path names; the rest of the path."""
+        if path.startswith("/with/"):
+            _, _, words, rest = path.split("/", 3)
+            self.server = self.servers.get(words) or self.servers.setdefault(
+                words, Server(options_of(words.split(",")))
+            )
+            return f"/{rest}"
+        return path
+
+    def note(self, path: str, headers: dict[bytes, bytes], body: bytes) -> None:
+        texts = {name.decode(): value.decode() for name, value in headers.items()}
+        row = {"path": path, "headers": texts, "body": json.loads(body) if body else None}
+        with open(self.server.options.record, "a") as file:
+            file.write(json.dumps(row) + "\n")
 
     def serve(self, path: str, body: bytes) -> None:
         server, options = self.server, self.server.options
@@ -339,6 +358,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--running-usage", action="store_true", help="OpenAI: a token count in each event")
     parser.add_argument("--no-usage", action="store_true", help="OpenAI: no usage at all")
     parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--label", help="tells apart servers with the same options")
+    parser.add_argument("--record", help="file to which each request is appended as JSON")
     parser.add_argument("--metrics-factor", type=float, default=1.0)
     return parser.parse_args(arguments)
 
