@@ -33,15 +33,11 @@ _CLASS_FLAGS: Mapping[str, Value] = {
 
 
 class ClassMemory(Frozen):
-    """Seen for one class, in bytes. None: no launch of the class has come that far.
-
-    `other_bytes`: taken between loaded weights and the end of the memory pool beside the KV cache.
-    """
+    """Seen for one class, in bytes. None: no launch of the class has come that far."""
 
     assignment: Mapping[str, Value]
     before_load_bytes: int
     weights_bytes: int | None = None
-    other_bytes: int | None = None
     decode_graph_bytes: int | None = None
     decode_graph_sizes: int = 0
     prefill_graph_bytes: int | None = None
@@ -78,8 +74,8 @@ def class_key(assignment: Assignment) -> str:
 def calibrate(calibration: Calibration, assignment: Assignment, log_facts: Mapping[str, Any]) -> Calibration:
     """Add what one launch's log showed. A log without memory numbers changes nothing.
 
-    `log_facts` as the log reader gives them: `memory_gib` (before_load_gib, after_load_gib, pool_end_gib, …),
-    `graph_gib` (by what was captured), `captured_sizes`, `kv_tokens`, and `kv_gib` where known. A launch that got
+    `log_facts` as the log reader gives them: `memory_gib` (before_load_gib, after_load_gib), `graph_gib` (by what was
+    captured), `captured_sizes`. A launch that got
     further than the earlier ones of its class replaces what it knows better; memory before load is the smallest seen.
     """
     seen = _seen(assignment, log_facts)
@@ -100,12 +96,10 @@ def _seen(assignment: Assignment, log_facts: Mapping[str, Any]) -> ClassMemory |
     decode = [gib for what, gib in graphs.items() if "prefill" not in what]
     prefill = [gib for what, gib in graphs.items() if "prefill" in what]
     captured = [len(found) for what, found in sizes.items() if "prefill" not in what]
-    pool_end, kv_gib = memory.get("pool_end_gib"), memory.get("kv_gib")
     return ClassMemory(
         assignment=dict(assignment),
         before_load_bytes=_bytes(before),
         weights_bytes=None if after is None else _bytes(before - after),
-        other_bytes=None if after is None or pool_end is None or kv_gib is None else _bytes(after - pool_end - kv_gib),
         decode_graph_bytes=_bytes(sum(decode)) if decode else None,
         decode_graph_sizes=max(captured, default=0),
         prefill_graph_bytes=_bytes(sum(prefill)) if prefill else None,

@@ -23,10 +23,25 @@ from servetune.engines.sglang.model_config import model_facts
 from servetune.engines.sglang.rules._registry import parse_version
 from servetune.engines.sglang.rules._run import run
 from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules.memory_defaults import prefill_graph_sizes
 
-__all__ = ["Calibration", "ClassMemory", "MemoryForecast", "calibrate", "class_key", "forecast", "memory_violations"]
+__all__ = [
+    "MEMORY_RULES",
+    "Calibration",
+    "ClassMemory",
+    "MemoryForecast",
+    "calibrate",
+    "class_key",
+    "forecast",
+    "memory_violations",
+]
 
 _GIB = 2**30
+#: Violations of layer `memory` and what they mean.
+MEMORY_RULES: Mapping[str, str] = {
+    "memory.fraction_too_low": "The memory fraction holds back more than is free after loading: no KV cache.",
+    "memory.fraction_too_high": "The memory fraction leaves no room for graphs, activations and tables.",
+}
 SOURCE = "model_executor/model_runner_kv_cache_mixin.py; 0.5.20+: model_executor/pool_configurator.py"
 #: Relative error of weights, and of what must stay free, by what is known: nothing, another class, this class.
 _WEIGHT_ERROR = {"shapes": 0.03, "node": 0.01, "class": 0.002}
@@ -283,16 +298,20 @@ def _headroom(state: State, known: _Known, tokens: int) -> tuple[int, int, int]:
     activations = _memory_workspaces.activation_bytes(state.model, state.tp_size, max(chunk, largest))
     memory = known.memory
     if memory is not None and sizes and memory.decode_graph_bytes is not None and memory.decode_graph_sizes:
-        decode = int(memory.decode_graph_bytes * sizes / memory.decode_graph_sizes)
+        decode = _plausible(int(memory.decode_graph_bytes * sizes / memory.decode_graph_sizes), decode)
     if memory is not None and prefill_sizes and memory.prefill_graph_bytes is not None:
-        prefill, activations = memory.prefill_graph_bytes, 0  # the capture has run the largest prefill
+        # the capture has run the largest prefill
+        prefill, activations = _plausible(memory.prefill_graph_bytes, prefill + activations), 0
     return tables, decode + prefill, activations + _memory_workspaces.MISCELLANEOUS_BYTES
+
+
+def _plausible(seen: int, estimate: int) -> int:
+    """Free memory fell by `seen` during a capture; far more than the estimate is another process on the same GPU."""
+    return min(seen, 4 * estimate + 2 * _GIB)
 
 
 def _graphs(state: State, requests: int) -> tuple[int, int, int]:
     """(largest decode graph, number of decode graphs, number of prefill graphs)."""
-    from servetune.engines.sglang.rules.memory_defaults import prefill_graph_sizes
-
     new = state.version >= (0, 5, 14)
     off = state.cuda_graph_backend_decode == "disabled" if new else state.disable_cuda_graph
     largest = (state.cuda_graph_max_bs_decode if new else state.cuda_graph_max_bs) or 0
