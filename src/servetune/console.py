@@ -223,14 +223,18 @@ def _now(standing: Standing) -> RenderableType:
         return grid
     trial, elapsed_s = standing.trial, time.monotonic() - standing.since_s
     what = "confirming trial" if trial.purpose is RunPurpose.CONFIRM else "trial"
-    grid.add_row("now", Text(f"{what} {trial.trial}: {standing.step} {standing.phase}, {duration(elapsed_s)}"))
+    grid.add_row(
+        "now", Text(f"{what} {trial.trial}: {standing.step} ({standing.phase or 'start'}), {duration(elapsed_s)}")
+    )
     grid.add_row("sets", Text(trial.overrides, overflow="ellipsis", no_wrap=True))
     if standing.levels:
         grid.add_row("done", Text(" · ".join(standing.levels) + " tokens/s"))
     if (level := standing.level) is not None:
         bar = ProgressBar(total=max(level.expected, 1), completed=level.completed, width=30)
         speed = f"concurrency {level.concurrency} {level.stage}: {tokens_per_s(level.output_tokens_per_s)} tokens/s"
-        grid.add_row("load", Group(bar, Text(speed)))
+        load = Table.grid(padding=(0, 2))
+        load.add_row(bar, Text(speed))
+        grid.add_row("load", load)
     grid.add_row("log", Text(standing.line, style="dim", overflow="ellipsis", no_wrap=True))
     return grid
 
