@@ -9,7 +9,7 @@ from servetune.cli._virtual_study import simulate
 from servetune.core.study import Confirmation, NamedChoice, Retries
 
 #: Peers launch no confirmation, no mended configuration: all their hours go into the search.
-ALONE = {"confirm": Confirmation(top=0), "retries": Retries(repairs=0)}
+ALONE = {"level_sd": 0.0, "confirm": Confirmation(top=0), "retries": Retries(repairs=0)}
 
 
 def study(strategy: str, path: Path, seed: int, hours: float) -> dict:

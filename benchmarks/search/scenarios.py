@@ -16,7 +16,9 @@ from pathlib import Path
 
 import yaml
 
+from servetune.simulation.configuration import configure, memory
 from servetune.simulation.model import noise_free_score
+from servetune.simulation.rates import running
 from servetune.simulation.scenario import Scenario, load_scenario
 
 SEEDS = {"tuning": range(100, 112), "judging": range(9000, 9024)}
@@ -237,8 +239,23 @@ def optimum(made: Scenario) -> tuple[float, dict]:
         if best is not None:
             ranked.append((best, combo))
     ranked.sort(key=lambda entry: -entry[0])
-    found = ((score(made, combo, f) or 0.0, assignment(combo, f)) for _, combo in ranked[:40] for f in FRACTIONS)
-    return max(found, key=lambda entry: entry[0])
+    best: tuple[float, dict] = (0.0, {})
+    for head in list(dict.fromkeys(combo[:6] for _, combo in ranked))[:15]:
+        for fraction in FRACTIONS:
+            for graph in sizes_that_matter(made, head, fraction):
+                found = score(made, (*head, graph), fraction)
+                if found and found > best[0]:
+                    best = (found, assignment((*head, graph), fraction))
+    return best
+
+
+def sizes_that_matter(made: Scenario, head: tuple, fraction: float) -> set[int]:
+    """Graphs help up to the requests that run at a level, and cost memory: only the least size for each level counts."""
+    effective, _ = configure(made, assignment((*head, 8), fraction))
+    if memory(made, effective).kv_gib <= 0:
+        return set()
+    held = (running(made, effective, level) for level in made.levels)
+    return {min(512, max(8, 8 * math.ceil(requests / 8))) for requests in held}
 
 
 def assignment(combo: tuple, fraction: float) -> dict:

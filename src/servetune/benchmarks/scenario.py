@@ -40,7 +40,9 @@ def create(settings: Settings) -> LoadGenerator:
 
 
 class LoadGenerator:
-    """Implements `core.benchmark.LoadGenerator`. The same seed, command, attempt and level give the same number."""
+    """Implements `core.benchmark.LoadGenerator`. The same seed, command, attempt, level and window give the same."""
+
+    windows = True  # part of a level can be measured
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -62,7 +64,8 @@ class LoadGenerator:
         if server.poll() is not None:
             return _failed(level, "the virtual server has ended")
         outcome = server.hold(level.concurrency)
-        length_s = min(outcome.seconds, level.limit_s)
+        wanted_s = outcome.seconds if outcome.fault else outcome.seconds * level.effort
+        length_s = min(wanted_s, level.limit_s)
         for passed_s in _pass(server, length_s):
             if not go_on(_progress(level, outcome, passed_s, length_s)):
                 return None
@@ -100,10 +103,14 @@ class LoadGenerator:
         scenario = load_scenario(self._settings.scenario or told["scenario"], Path.cwd())
         return planned(scenario, told["assignment"], told["seed"])
 
+    def _lot(self, level: Level) -> object:
+        """What tells the noise of one window from that of another."""
+        return self._settings.seed if level.window == 0 else f"{self._settings.seed} window {level.window} "
+
     def _answer(self, launch: Launch, level: Level, outcome: LevelOutcome, length_s: float) -> Measurement:
         """Low and high are where the true value lies with 95 % certainty, outliers aside."""
         scenario, precision = launch.scenario, min(1.0, length_s / outcome.seconds)
-        rate = max(0.0, outcome.tokens_per_s * launch.noise(level.concurrency, precision, self._settings.seed))
+        rate = max(0.0, outcome.tokens_per_s * launch.noise(level.concurrency, precision, self._lot(level)))
         spread = 1.96 * scenario.noise.cv / precision**0.5 * rate
         tokens = round(rate * length_s)
         times = latency(scenario, launch.configuration, level.concurrency, outcome.tokens_per_s)

@@ -41,6 +41,7 @@ def virtual_spec(
     pruner: NamedChoice | None = None,
     confirm: Confirmation | None = None,
     retries: Retries | None = None,
+    level_sd: float | None = None,
 ) -> StudySpec:
     """The study of `scenario` (read from `place`). It is told the flags' defaults and nothing else of the scenario.
 
@@ -56,7 +57,7 @@ def virtual_spec(
         workload=Workload(
             input_tokens=scenario.input_tokens, output_tokens=scenario.output_tokens, concurrency=scenario.levels
         ),
-        budget=Budget(trials=TRIALS, node_hours=node_hours),
+        budget=Budget(trials=TRIALS, node_hours=node_hours, **({} if level_sd is None else {"level_sd": level_sd})),
         sampler=sampler,
         load_generator=NamedChoice(name="scenario", settings={"seed": seed}),
         seed=seed,

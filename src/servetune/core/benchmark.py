@@ -24,11 +24,16 @@ class Workload(Frozen):
 
 
 class Level(Frozen):
-    """One concurrency level of a workload: what a load generator is asked to hold, for at most `limit_s`."""
+    """One concurrency level of a workload: what a load generator is asked to hold, for at most `limit_s`.
+
+    `effort`: share of the usual measuring time that is wanted; a generator that cannot measure less measures it all.
+    """
 
     concurrency: int
     workload: Workload
     limit_s: float
+    effort: float = Field(default=1.0, gt=0, le=1)
+    window: int = 0  # how often this launch has held the level before
 
 
 class Percentiles(Frozen):

@@ -70,11 +70,16 @@ class Objective(Frozen):
 
 
 class Budget(Frozen):
-    """When the search ends: whichever comes first. `patience`: trials in a row without a better value."""
+    """When the search ends: whichever comes first. `patience`: trials in a row without a better value.
+
+    `level_sd`: relative standard deviation that is enough for a level while searching, where the load generator can
+    measure for less than its usual time; 0: always the usual time. Baseline and confirmation take the usual time.
+    """
 
     trials: int = Field(default=40, ge=1, le=100_000)
     node_hours: float | None = Field(default=None, gt=0)
     patience: int | None = Field(default=None, ge=1)
+    level_sd: float = Field(default=0.02, ge=0, lt=1)
 
 
 class Timeouts(Frozen):

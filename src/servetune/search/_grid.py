@@ -117,6 +117,14 @@ class Grid:
             moved.append(block)
         return self.settle(np.concatenate(moved), rng)
 
+    def reordered(self, row: Codes, count: int, rng: np.random.Generator) -> Codes:
+        """Points that differ from `row` in their ordered parameters, all drawn anew."""
+        moved = np.repeat(row[None, :], count, axis=0)
+        for i, axis in enumerate(self.axes):
+            if axis.place is not None and row[i] >= 0:
+                moved[:, i] = rng.integers(self.sizes[i], size=count)
+        return self.settle(moved, rng)
+
 
 def _axis(parameter: Parameter) -> Axis:
     values = _values(parameter.domain)

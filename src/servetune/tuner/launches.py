@@ -15,6 +15,8 @@ from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, RunRecord
 from servetune.storage import Store
 from servetune.tuner.confirm import Candidate
+from servetune.tuner.effort import effort_of
+from servetune.tuner.judge import NOT_THE_CONFIGURATION
 from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
 
 __all__ = ["Launches", "OnLevel"]
@@ -57,17 +59,27 @@ class Launches:
     ) -> None:
         self._spec, self._store, self._node, self._engine = spec, store, node, engine
         self._runner, self._facts, self._study_dir, self._listener = runner, facts, study_dir, listener
+        self.guided = False  # whether the sampler learns from crashes itself
 
     def search(self, number: int, assignment: Assignment, on_level: OnLevel) -> RunResult:
         """Launch a trial, and again while its failure is transient and tries are left."""
         finished = self._finished(number)
         result = _result_of(finished[-1], self._spec) if finished else None
-        while result is None or (_transient(result.failure) and len(finished) <= self._spec.retries.transient):
+        while result is None or (self._may_pass(result.failure) and len(finished) <= self._spec.retries.transient):
             if result is not None and result.failure is not None:
                 self._listener.on(Note(text=f"trial {number}: {result.failure.slug} may pass, it is tried again"))
             result = self._launch(number, len(finished), RunPurpose.SEARCH, assignment, on_level)
             finished = self._finished(number)
         return result
+
+    def _may_pass(self, failure: Failure | None) -> bool:
+        """Whether to launch the same again at once.
+
+        A guided sampler comes back by itself to a configuration that crashed, with other company, when it is worth it.
+        """
+        if failure is None or not _transient(failure):
+            return False
+        return not self.guided or failure.slug in NOT_THE_CONFIGURATION or failure.slug == "unknown"
 
     def confirm(self, candidate: Candidate) -> None:
         """One more launch of a trial's assignment, with every level; again while its failure is transient.
@@ -120,8 +132,9 @@ class Launches:
             )
         )
         recorder = StoreRecorder(self._store, study, number, attempt)
+        effort = self._effort() if purpose is RunPurpose.SEARCH else {}
         result = self._runner.run(
-            Job(number, launch, assignment, str(self.log_dir(number, attempt)), recorder, on_level)
+            Job(number, launch, assignment, str(self.log_dir(number, attempt)), recorder, on_level, effort)
         )
         self._store.finish_run(
             study,
@@ -135,6 +148,10 @@ class Launches:
         )
         self._listener.on(RunEnded(trial=number, purpose=purpose, node_s=result.node_s, failure=result.failure))
         return result
+
+    def _effort(self) -> Mapping[int, float]:
+        """By the baseline's runs, which are those of the first trial."""
+        return effort_of(self._spec.budget.level_sd, self._store.runs(self._spec.study, 0))
 
     def log_dir(self, number: int, attempt: int) -> Path:
         """Where a run's log lies: the trial's own folder, a subfolder for every further launch."""

@@ -21,6 +21,7 @@ from servetune.core.space import Assignment, Choice, SearchSpace, Value, flags_o
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
+from servetune.search._history import OF_MEMORY
 from servetune.storage import Store
 from servetune.tuner.confirm import confirmation_plan
 from servetune.tuner.judge import outcome_of
@@ -60,6 +61,7 @@ class Tuner:
         self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
         self._study = self._load_study()
         self._progress = Progress(spec, store)
+        launches.guided = isinstance(self._new_sampler(0), sampling.Guided)
         self._study.set_user_attr("context", context_of(spec, {**self._defaults, **self._space.fixed}))
         self._faults_in_a_row = 0
 
@@ -165,9 +167,13 @@ class Tuner:
                 self._enqueue(f"again:{root}:{count}", assignment, {"again_of": root, "again": count})
             return
         depth = attrs.get("repair_depth", 0) + 1
-        for index, mended in enumerate(repaired(assignment, failure, self._space, depth, self._spec.retries.repairs)):
+        for index, mended in enumerate(repaired(assignment, failure, self._space, depth, self._repairs(failure))):
             origin = f"repair:{number}:{index}"
             self._enqueue(origin, mended, {"repaired_from": number, "repair_depth": depth})
+
+    def _repairs(self, failure: Failure) -> int:
+        """A guided sampler knows itself what to do without a value that crashes; it is helped with numbers only."""
+        return 0 if self._launches.guided and failure.slug not in OF_MEMORY else self._spec.retries.repairs
 
     def _tell(self, number: int, outcome: Outcome) -> None:
         """COMPLETE with a value; infeasible as PRUNED with a constraint; faults and rejections as FAIL (invisible)."""

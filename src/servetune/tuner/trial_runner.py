@@ -17,6 +17,7 @@ from servetune.core.study import StudySpec
 from servetune.tuner.probe import Probe
 from servetune.tuner.stopping import StopRequest
 from servetune.tuner.watch import Watch
+from servetune.tuner.windows import in_windows
 
 OnLevel = Callable[[Measurement], bool]
 """Called with each finished level; False ends the run (the pruner's word)."""
@@ -64,6 +65,7 @@ class Job:
     log_dir: str
     recorder: Recorder
     on_level: OnLevel
+    effort: Mapping[int, float] = field(default_factory=dict)  # by level; 1 where it is not named
 
 
 class TrialRunner:
@@ -172,11 +174,19 @@ class TrialRunner:
 
     def _level(self, job: Job, watch: Watch, concurrency: int, result: RunResult) -> Failure | None:
         self._listener.on(Step(name=f"measuring:{concurrency}", trial=job.trial))
-        level = Level(concurrency=concurrency, workload=self._spec.workload, limit_s=self._spec.timeouts.level_s)
+        level = Level(
+            concurrency=concurrency,
+            workload=self._spec.workload,
+            limit_s=self._spec.timeouts.level_s,
+            effort=job.effort.get(concurrency, 1.0),
+        )
         with watch.process.endpoint() as url:
-            measurement = self._generator.run(
-                url, level, self._node.clock, lambda progress: self._go_on(watch, progress), self._headers
-            )
+
+            def hold(part: Level) -> Measurement | None:
+                go_on = partial(self._go_on, watch)
+                return self._generator.run(url, part, self._node.clock, go_on, self._headers)
+
+            measurement = in_windows(hold, level) if getattr(self._generator, "windows", False) else hold(level)
         if not watch.look() or measurement is None:
             return self._diagnose_load(watch)
         result.measurements.append(measurement)

@@ -26,7 +26,9 @@ from servetune.search.sampling import Guide, distribution
 
 Floats = NDArray[np.float64]
 
-RANDOM, BEST, CLIMBERS, ROUNDS = 256, 5, 4, 2
+#: Candidates: random points, observed points whose neighbours are looked at, climbers and their rounds, and for each
+#: climber so many joint changes of all ordered parameters (memory couples them).
+RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
 
 
 class Settings(Frozen):
@@ -84,7 +86,8 @@ class AdaptiveSampler(BaseSampler):
         scores = score(model, pool)
         for _ in range(ROUNDS):
             top = pool[np.argsort(-scores, kind="stable")[:CLIMBERS]]
-            more = np.concatenate([self._grid.neighbours(row, rng) for row in top])
+            joint = [self._grid.reordered(row, JOINT, rng) for row in top]
+            more = np.concatenate([*(self._grid.neighbours(row, rng) for row in top), *joint])
             pool, scores = np.concatenate([pool, more]), np.concatenate([scores, score(model, more)])
         return pool[np.argsort(-scores, kind="stable")]
 
