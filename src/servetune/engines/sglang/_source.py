@@ -106,7 +106,9 @@ class _Module:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [self.value(item, local) for item in node.elts]
+            return [value for item in node.elts for value in self.items(item, local)]
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 0:
+            return self.value(node.value, local)[0]
         if isinstance(node, ast.Dict):
             return [self.value(key, local) for key in node.keys if key is not None]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -120,6 +122,10 @@ class _Module:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             return self.member(node.value.id, node.attr)
         raise Unreadable(ast.dump(node)[:80])
+
+    def items(self, node: ast.expr, local: Mapping[str, ast.expr]) -> list[Any]:
+        """Elements that one element of a list display gives: several when it is starred."""
+        return list(self.value(node.value, local)) if isinstance(node, ast.Starred) else [self.value(node, local)]
 
     def binary(self, node: ast.BinOp, local: Mapping[str, ast.expr]) -> Any:
         left, right = self.value(node.left, local), self.value(node.right, local)
@@ -154,14 +160,11 @@ class _Module:
         if owner in self.imported:
             module, original = self.imported[owner]
             return self.sources.module(module).member(original, attribute)
-        for statement in self.classes[owner].body if owner in self.classes else []:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-            if isinstance(target, ast.Name) and target.id == attribute:
-                value = getattr(statement, "value", None)
-                if value is not None:
-                    inside = {n: v for n, v in _assigned_in(self.classes[owner]) if n != attribute}
-                    return self.value(value, inside)
-        raise Unreadable(f"{owner}.{attribute}")
+        inside = dict(_assigned_in(self.classes[owner])) if owner in self.classes else {}
+        node = inside.pop(attribute, None)
+        if node is None:
+            raise Unreadable(f"{owner}.{attribute}")
+        return self.value(node, inside)
 
 
 class _Sources:
@@ -193,6 +196,8 @@ def _assigned_in(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     for statement in owner.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             yield statement.targets[0].id, statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            yield statement.target.id, statement.value
 
 
 def _last(node: ast.expr) -> str:
@@ -390,15 +395,6 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def read_all(site_dir: Path) -> dict[str, Any]:
-    """Everything at once, as the script prints it."""
-    return {
-        "version": read_version(site_dir),
-        "hash": content_hash(site_dir),
-        "flags": read_flags(site_dir),
-        "environment": read_environment(site_dir),
-    }
-
-
 if __name__ == "__main__":
-    json.dump(read_all(Path(sys.argv[1])), sys.stdout)
+    site = Path(sys.argv[1])
+    json.dump({"version": read_version(site), "hash": content_hash(site), "flags": read_flags(site)}, sys.stdout)
