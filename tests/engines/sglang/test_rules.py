@@ -32,7 +32,7 @@ def test_ids_are_unique():
     assert len(RULES) == len(all_rules()) > 150
     with pytest.raises(ValueError, match="is used twice"):
         rule("moe.flashinfer_cutlass", Stage.CHECK, source="nowhere")(lambda _: iter(()))
-    assert RULES == {r.id: r for r in all_rules()}
+    assert {r.id: r for r in all_rules()} == RULES
 
 
 def test_every_stage_runs_in_every_version():
