@@ -110,6 +110,11 @@ class Batch:
         return self._running + self.waiting
 
     @property
+    def places(self) -> int:
+        """Requests that are present, and places that are kept: the load that the clients hold."""
+        return self.present + len(self._vacant)
+
+    @property
     def tokens_per_s(self) -> float:
         """Output tokens per second at this moment."""
         return self._tokens_per_s if self._running else 0.0
@@ -139,6 +144,11 @@ class Batch:
         place = self._vacant.popleft()
         took_s = max(0.0, self.now_s - place.told_s) / self._time_scale
         return max(0.0, self._vacant_paid - place.freed_paid - took_s * self._speed)
+
+    def forget_places(self) -> None:
+        """No place is kept any longer: another load begins."""
+        self._vacant.clear()
+        self._changed()
 
     def drop(self, answer: Answer) -> None:
         """The client went away, or the request is aborted."""
@@ -241,7 +251,7 @@ class Batch:
 
     def _changed(self) -> None:
         """The pace depends on how many are present. The peak is forgotten once half of them have gone."""
-        places = self.present + len(self._vacant)
+        places = self.places
         self._peak = places if 2 * places < self._peak else max(self._peak, places)
         if places:
             self._tokens_per_s = self._rate(places, self._peak)

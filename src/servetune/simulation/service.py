@@ -28,8 +28,9 @@ from servetune.simulation.story import kv_tokens
 #: Events that leave in a second of wall time, at most.
 EVENTS_PER_S = 5000.0
 TICK_S = 0.002  # wall seconds between two looks at what is due, at least
-#: A request that follows a finished one within this many wall seconds takes its place in node time.
-PROMPT_CLIENT_S = 0.1
+#: A request that follows a finished one within this many wall seconds takes its place in node time. Long enough for a
+#: client that has to wait for a core.
+PROMPT_CLIENT_S = 0.5
 LOG_EVERY_STEPS = 40  # decode steps between two lines of the log
 LOG_EVERY_S = 0.2  # and wall seconds, at least
 
@@ -155,6 +156,7 @@ class Service:
             text = f"Flush cache failed: {self._batch.running} running and {self._batch.waiting} waiting requests.\n"
             connection.answer(400, text.encode(), "text/plain")
         else:
+            self._batch.forget_places()
             self._log("Cache flushed successfully!")
             connection.answer(200, b"Cache flushed.\nPlease check backend logs for more details.\n", "text/plain")
 
@@ -245,7 +247,7 @@ class Service:
 
     def _look_for_doom(self) -> None:
         """A load that the configuration does not survive kills after 20 s or half an answer, whichever is sooner."""
-        fault = self._fault_at(self._batch.present) if self._doom is None else None
+        fault = self._fault_at(self._batch.places) if self._doom is None else None
         if fault is not None:
             half = self._launch.scenario.output_tokens / 2
             self._doom = (self._batch.now_s + FAULT_AFTER_S, self._batch.paid + half, fault)
