@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import spaces
 
@@ -71,6 +71,7 @@ def accepted(space):
 
 
 @given(spaces().filter(accepted))
+@settings(max_examples=60, deadline=None)
 def test_a_space_written_as_yaml_is_read_as_the_same(tmp_path_factory, space):
     folder = tmp_path_factory.getbasetemp()
     (folder / "made.yaml").write_text(yaml.safe_dump(written(space), sort_keys=False))
@@ -80,6 +81,7 @@ def test_a_space_written_as_yaml_is_read_as_the_same(tmp_path_factory, space):
 
 
 @given(st.data())
+@settings(max_examples=60, deadline=None)
 def test_expanding_gives_declared_flags_and_values_only(data):
     space = load_space(written(data.draw(spaces().filter(accepted))), Path())
     point = data.draw(points(space))
@@ -104,6 +106,7 @@ def _is_declared(value, declared):
 
 
 @given(st.data())
+@settings(max_examples=60, deadline=None)
 def test_a_parameter_is_sampled_only_under_its_condition(data):
     space = load_space(written(data.draw(spaces().filter(accepted))), Path())
     point = data.draw(points(space))
@@ -116,6 +119,7 @@ def test_a_parameter_is_sampled_only_under_its_condition(data):
 
 
 @given(st.data())
+@settings(max_examples=60, deadline=None)
 def test_fixing_a_parameter_leaves_exactly_the_points_that_have_its_value(data):
     space = load_space(written(data.draw(spaces().filter(accepted))), Path())
     parameter = data.draw(st.sampled_from(space.parameters))
@@ -144,6 +148,7 @@ def refused(load, path, otherwise):
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@settings(max_examples=60, deadline=None)
 def test_any_bytes_are_a_study_or_one_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(data)
@@ -195,6 +200,7 @@ def test_any_bytes_are_a_study_or_one_error(tmp_path_factory, data):
         max_leaves=25,
     )
 )
+@settings(max_examples=60, deadline=None)
 def test_any_tree_is_a_study_or_one_error(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "tree.yaml"
     path.write_text(yaml.safe_dump(tree))

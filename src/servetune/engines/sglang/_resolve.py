@@ -51,7 +51,7 @@ def resolved(space: SearchSpace, capabilities: Capabilities, judge: Judge) -> tu
         kept = _parameter(parameter, work)
         if kept is not None:
             parameters.append(kept.model_copy(update={"when": _condition(kept.when, work)}))
-    _check_overlap(parameters, work)
+    _check_overlap(parameters, fixed, work)
     if work.problems:
         version = f"SGLang {capabilities.version}"
         lines = "\n".join(f"  {problem}" for problem in work.problems)
@@ -61,16 +61,17 @@ def resolved(space: SearchSpace, capabilities: Capabilities, judge: Judge) -> tu
     return space.model_copy(update=update), work.notes
 
 
-def _check_overlap(parameters: Sequence[Parameter], work: _Resolution) -> None:
-    """Translation can make two parameters set one flag."""
-    owners: dict[str, str] = {}
+def _check_overlap(parameters: Sequence[Parameter], fixed: Mapping[str, Value], work: _Resolution) -> None:
+    """Translation can make two parameters, or a parameter and a fixed flag, set one flag."""
+    owners: dict[str, Parameter] = {}
     for parameter in parameters:
         domain = parameter.domain
-        options = domain.options.values() if isinstance(domain, BundleDomain) else ({parameter.name: None},)
-        for flag in sorted({flag for option in options for flag in option}):
-            if owners.setdefault(flag, parameter.name) != parameter.name:
-                both = f"{owners[flag]!r} and {parameter.name!r}"
-                work.problems.append(f"{both} both set --{flag} in this version; drop one of the two")
+        options = domain.options.values() if isinstance(domain, BundleDomain) else ({parameter.name: True},)
+        for flag in sorted({flag for option in options for flag, value in option.items() if value is not None}):
+            if flag in fixed or owners.setdefault(flag, parameter) is not parameter:
+                before = [name for name, (new_name, _) in work.moved.items() if new_name == flag]
+                words = " and ".join(repr(name) for name in [*before, flag])
+                work.problems.append(f"{words} set the same flag in this version, --{flag}; drop one of the two")
 
 
 def _fixed(flags: Mapping[str, Value], work: _Resolution) -> dict[str, Value]:
