@@ -134,8 +134,16 @@ def _snap(domain: IntDomain | FloatDomain, value: float) -> float | int:
     return round(inside) if isinstance(domain, IntDomain) else round(inside, 12)
 
 
-Guide = Callable[[Point], str | None]
-"""A point to the key of its effective configuration; None for a point that is known not to work."""
+class Guide(Protocol):
+    """What the loop tells a sampler, and hears from it."""
+
+    def key(self, point: Point) -> str | None:
+        """Key of the effective configuration; None for a point that is known not to work."""
+        ...
+
+    def expects(self, gain_per_node_hour: float) -> None:
+        """What the proposal may bring: expected improvement of the best value, as a share of it, per node-hour."""
+        ...
 
 
 @runtime_checkable

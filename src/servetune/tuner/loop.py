@@ -33,6 +33,8 @@ from servetune.tuner.telling import context_of, told_of
 MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 """Seed and space to a sampler: what a comparison puts in the place of the study's `sampler`."""
 
+#: Proposals in a row that promise too little before the search ends.
+IDLE_PROPOSALS = 5
 #: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
 FREE_ASKS = 300
 
@@ -58,6 +60,9 @@ class Tuner:
             listener.on(Note(text=note))
         self._defaults = engine.defaults(facts)
         self._make_sampler = make_sampler
+        self._sampler_module = plugins.load("search.samplers", spec.sampler.name)
+        self._settings = self._sampler_module.Settings.model_validate(dict(spec.sampler.settings))
+        self._expected_gain: float | None = None
         self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
         self._study = self._load_study()
         self._progress = Progress(spec, store)
@@ -73,7 +78,7 @@ class Tuner:
         self._recover()
         self._enqueue_start()
         free_asks = 0
-        while (reason := self._progress.over()) is None and free_asks < FREE_ASKS:
+        while (reason := self._progress.over() or self._exhausted()) is None and free_asks < FREE_ASKS:
             self._listener.on(Step(name="sampling"))
             free_asks = 0 if self._carry_out(self._study.ask()) else free_asks + 1
         reason = reason or f"the last {FREE_ASKS} proposals were rejected or known: the space has nothing new"
@@ -81,11 +86,31 @@ class Tuner:
         self._listener.on(Step(name="done"))
         return reason
 
+    def _suggest(self, trial: Trial) -> Mapping[str, Choice]:
+        """The trial's point; what it promises is kept with it, so that a resumed study stops where it would."""
+        self._expected_gain = None
+        point = sampling.suggest(trial, self._space)
+        if self._expected_gain is not None:
+            trial.set_user_attr("expected_gain", self._expected_gain)
+        return point
+
+    def _exhausted(self) -> str | None:
+        """Why more search is not worth its time, when the last proposals all promised too little."""
+        told = [t.user_attrs.get("expected_gain") for t in self._study.get_trials(deepcopy=False)]
+        promised = [gain for gain in told if gain is not None][-IDLE_PROPOSALS:]
+        least = getattr(self._settings, "stop_gain", 0.0)
+        if len(promised) < IDLE_PROPOSALS or max(promised) >= least:
+            return None
+        return (
+            f"the last {IDLE_PROPOSALS} proposals each promised less than {100 * least:g} % per node-hour, "
+            f"at most {100 * max(promised):.2g} %: more search is not worth its time"
+        )
+
     # -- one trial -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, trial: Trial) -> bool:
         """Take a trial from its suggestion to its end; False when it cost no launch."""
-        point = sampling.suggest(trial, self._space)
+        point = self._suggest(trial)
         assignment = self._assignment(trial, point)
         free = self._free_outcome(trial.number, assignment)
         if free is not None:
@@ -207,14 +232,16 @@ class Tuner:
     def _new_sampler(self, seed: int) -> BaseSampler:
         if self._make_sampler is not None:
             return self._make_sampler(seed, self._space)
-        module = plugins.load("search.samplers", self._spec.sampler.name)
-        settings = module.Settings.model_validate(dict(self._spec.sampler.settings))
-        made: BaseSampler = module.create(settings, seed, self._space)
+        made: BaseSampler = self._sampler_module.create(self._settings, seed, self._space)
         if isinstance(made, sampling.Guided):
-            made.heed(self._guide)
+            made.heed(self)
         return made
 
-    def _guide(self, point: Mapping[str, Choice]) -> str | None:
+    def expects(self, gain_per_node_hour: float) -> None:
+        """Of the proposal that is being made, by a guided sampler."""
+        self._expected_gain = gain_per_node_hour
+
+    def key(self, point: Mapping[str, Choice]) -> str | None:
         """For samplers: None for a point that would be rejected, else the key of its effective configuration."""
         told = tuple(point.items())
         if told not in self._keys:

@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from pydantic import Field
 from scipy.special import erfcx, log_ndtr
 
 from servetune.core.space import Frozen, SearchSpace
@@ -32,7 +33,9 @@ RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
 
 
 class Settings(Frozen):
-    """Takes no settings."""
+    """`stop_gain`: the search ends when proposals promise less than this share of the best value per node-hour."""
+
+    stop_gain: float = Field(default=0.002, ge=0, lt=1)
 
 
 def create(settings: Settings, seed: int, space: SearchSpace) -> BaseSampler:
@@ -70,7 +73,10 @@ class AdaptiveSampler(BaseSampler):
         pending = pending.reshape(-1, len(self._grid.axes))
         model = Model(self._grid, seen, Context.of(study.user_attrs), self._seed, pending)
         ranked = self._ranked(model, seen, pending, rng)
-        return dict(self._grid.decode(self._pick(ranked, seen, pending, undecided)))
+        chosen = self._pick(ranked, seen, pending, undecided)
+        if self._guide is not None and model.base is not None:
+            self._guide.expects(_gain_per_node_hour(model, seen, chosen))
+        return dict(self._grid.decode(chosen))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -94,7 +100,7 @@ class AdaptiveSampler(BaseSampler):
     def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, skip: int) -> Codes:
         """The best candidate that is new to the engine and not rejected by it; `skip` workers before us take theirs."""
         known = {tuple(t.codes) for t in seen} | {tuple(row) for row in pending}
-        keys = set() if self._guide is None else {self._guide(self._grid.decode(np.array(c))) for c in known}
+        keys = set() if self._guide is None else {self._guide.key(self._grid.decode(np.array(c))) for c in known}
         first: Codes = ranked[0]
         row: Codes
         for row in ranked:
@@ -102,7 +108,7 @@ class AdaptiveSampler(BaseSampler):
                 continue
             known.add(tuple(row))
             if self._guide is not None:
-                key = self._guide(self._grid.decode(row))
+                key = self._guide.key(self._grid.decode(row))
                 if key is None or key in keys:
                     continue
                 keys.add(key)
@@ -119,6 +125,11 @@ def score(model: Model, codes: Codes) -> Floats:
         return feasible
     mean, spread = model.predict(codes)
     return log_improvement((mean - model.incumbent) / spread) + np.log(spread) + feasible
+
+
+def _gain_per_node_hour(model: Model, seen: Sequence[Seen], codes: Codes) -> float:
+    hours = np.mean([t.node_s for t in seen if t.node_s > 0] or [900.0]) / 3600
+    return float(np.exp(score(model, codes[None, :])[0]) / hours)
 
 
 def log_improvement(z: Floats) -> Floats:
