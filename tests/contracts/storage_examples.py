@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import multiprocessing.forkserver
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 from servetune.core.benchmark import Measurement
 from servetune.core.errors import StudyBusyError, UsageError
 from servetune.core.failure import Failure, Phase, Verdict
+from servetune.core.knowledge import Clause, LearnedConstraint, Scope
 from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, TrialState
@@ -55,6 +55,16 @@ def a_measurement(concurrency: int, rate: float = 100.5) -> Measurement:
 
 def complete(value: float = 100.5, **fields: Any) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, value=value, levels={1: value, 256: value}, **fields)
+
+
+def a_constraint(**changes) -> LearnedConstraint:
+    fields = {
+        "slug": "kv_budget",
+        "forbids": (Clause(flag="moe-a2a-backend", any_of=("flashinfer", None)), Clause(flag="mem", below=0.837)),
+        "scope": Scope(engine="sglang", engine_version="0.5.9", gpu_memory_bytes=96 * 2**30, gpu_count=8),
+        "confidence": 0.9,
+    }
+    return LearnedConstraint.model_validate({**fields, **changes})
 
 
 def start(body: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
@@ -105,46 +115,56 @@ def contend(url: str, key: str, ttl_s: float, results: Any, go: Any, stay: Any) 
         lease.release()
 
 
-def tune(url: str, name: str, opened: Any) -> None:
-    """A tuner in miniature, for ever: repairs what the kill of the one before it left, then runs trial after trial."""
-    logging.getLogger("optuna").setLevel(logging.WARNING)
+def tune(url: str, name: str, steps: Any) -> None:
+    """A tuner in miniature, for ever: repairs what the kill of the one before it left, then runs trial after trial.
+
+    Releases `steps` after each thing it wrote.
+    """
     store = StudyStore.open(url)
     with contextlib.suppress(UsageError):
         store.create_study(a_spec(name), "")
     study = optuna.load_study(study_name=name, storage=store.optuna_storage)
-    opened.set()
     for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
-        _run_and_tell(store, study, name, trial.number)
+        _run_and_tell(store, study, name, trial.number, steps)
     while True:
         trial = study.ask()
         trial.suggest_categorical("tp-size", [1, 2, None])
         trial.set_user_attr("assignment", {"tp-size": 1})
-        _run_and_tell(store, study, name, trial.number)
+        steps.release()
+        _run_and_tell(store, study, name, trial.number, steps)
 
 
-def _run_and_tell(store: StudyStore, study: optuna.Study, name: str, number: int) -> None:
+def _run_and_tell(store: StudyStore, study: optuna.Study, name: str, number: int, steps: Any) -> None:
     outcome = store.outcome(name, number)
     finished = [run for run in store.runs(name, number) if run.finished_at]
     if outcome is None and not finished:
-        store.begin_run(name, number, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
-        store.save_phase(name, number, 1, "start", LAUNCH_S)
-        for level in (1, 256):
-            store.save_measurement(name, number, 1, a_measurement(level))
-            store.save_phase(name, number, 1, f"level:{level}", LEVEL_S)
-        charges = {"launch": LAUNCH_S, "measure": 2 * LEVEL_S}
-        store.finish_run(name, number, 1, node_s=LAUNCH_S + 2 * LEVEL_S, charges=charges)
+        _run(store, name, number, steps)
     if outcome is None:
         store.save_outcome(name, number, complete())
+        steps.release()
     study.tell(number, 100.5)
+    steps.release()
 
 
-def read_for_ever(url: str, name: str, problems: Any, stop: Any) -> None:
-    """What `status` does, over and over: opens, reads, closes."""
-    rounds = 0
-    while not stop.is_set():
+def _run(store: StudyStore, name: str, number: int, steps: Any) -> None:
+    store.begin_run(name, number, 1, RunPurpose.SEARCH, LAUNCH, FACTS)
+    steps.release()
+    store.save_phase(name, number, 1, "start", LAUNCH_S)
+    for level in (1, 256):
+        store.save_measurement(name, number, 1, a_measurement(level))
+        steps.release()
+        store.save_phase(name, number, 1, f"level:{level}", LEVEL_S)
+        steps.release()
+    charges = {"launch": LAUNCH_S, "measure": 2 * LEVEL_S}
+    store.finish_run(name, number, 1, node_s=LAUNCH_S + 2 * LEVEL_S, charges=charges)
+    steps.release()
+
+
+def read_again_and_again(url: str, name: str, rounds: int, finished: Any) -> None:
+    """What `status` does: opens, reads, closes."""
+    for _ in range(rounds):
         with StudyStore.open(url, create=False) as store:
             store.studies()
             store.trials(name)
             store.runs(name)
-        rounds += 1
-    problems.put(rounds)
+    finished.put(rounds)

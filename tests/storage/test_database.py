@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
 import services
 from contracts.storage_examples import FACTS, LAUNCH, a_spec
@@ -98,14 +99,14 @@ def test_a_lock_that_is_never_given_up(sqlite_url, monkeypatch):
             other.close()
 
 
-def test_optunas_errors_are_ours_inside_errors(sqlite_url):
+def test_optunas_storage_raises_our_errors(sqlite_url):
     with StudyStore.open(sqlite_url) as store:
         store.create_study(a_spec(), "")
         with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as other:
             other.execute("ALTER TABLE trials RENAME TO gone")
         other.close()
-        with pytest.raises(StorageError, match="no such table: trials"), store.errors():
-            store.optuna_storage.create_new_trial(1)
+        with pytest.raises(StorageError, match=r"study database sqlite:.*no such table: trials"):
+            optuna.load_study(study_name="quick", storage=store.optuna_storage).ask()
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, sqlite_template):

@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from servetune.core.errors import SpecError, StorageError
 
@@ -70,7 +70,7 @@ class Database:
     def __init__(self, url: URL) -> None:
         self.url = url
         self.shown = url.render_as_string(hide_password=True)
-        self.engine = sa.create_engine(url, hide_parameters=True, **engine_settings(url))
+        self.engine = sa.create_engine(url, **engine_settings(url))
         # SQLite's transactions are snapshots anyway
         self._one_state = {} if self.file else {"isolation_level": "REPEATABLE READ"}
         if self.file:
@@ -110,6 +110,20 @@ class Database:
         except SQLAlchemyError as error:
             raise self._storage_error(error) from error
 
+    def translate_errors_of(self, engine: Engine) -> None:
+        """Have another engine on this database, Optuna's, raise StorageError by itself.
+
+        Not for violated constraints, which Optuna handles, nor for the ping that finds a connection gone.
+        """
+
+        def translate(context: ExceptionContext) -> StorageError | None:
+            error = context.sqlalchemy_exception
+            if error is None or isinstance(error, IntegrityError) or context.is_pre_ping:
+                return None
+            return self._storage_error(error)
+
+        sa.event.listen(engine, "handle_error", translate)
+
     def now(self, connection: Connection) -> str:
         """The database's own clock: for PostgreSQL one clock for all hosts. Format as in `times`."""
         return str(connection.execute(sa.text(_NOW[self.url.get_backend_name()])).scalar_one())
@@ -130,9 +144,9 @@ class Database:
 def engine_settings(url: URL) -> dict[str, Any]:
     """Arguments of `create_engine` for this database; Optuna's engine gets the same."""
     if url.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+        return {"hide_parameters": True, "connect_args": {"timeout": BUSY_TIMEOUT_S}}
     # pre-ping: a study outlives a restart of the server
-    return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+    return {"hide_parameters": True, "pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
 
 
 _NOW = {

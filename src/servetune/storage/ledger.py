@@ -15,11 +15,17 @@ from servetune.storage.times import now
 INTERRUPTED = "interrupted"
 
 
+def checked_s(name: str, seconds: float) -> float:
+    """`seconds`, or ValueError when they are negative, infinite or no number."""
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"{name} must be finite and at least 0, got {seconds}")
+    return seconds
+
+
 def charge(connection: Connection, study: str, purpose: str, node_s: float, trial: int | None) -> None:
     """Add `node_s` (finite, at least 0) to `purpose`."""
-    if not (math.isfinite(node_s) and node_s >= 0):
-        raise ValueError(f"node seconds must be finite and at least 0, got {node_s} for {purpose!r}")
-    values = {"study": study, "trial": trial, "purpose": purpose, "node_s": node_s, "charged_at": now()}
+    spent_s = checked_s(f"node seconds for {purpose!r}", node_s)
+    values = {"study": study, "trial": trial, "purpose": purpose, "node_s": spent_s, "charged_at": now()}
     connection.execute(table.insert().values(values))
 
 

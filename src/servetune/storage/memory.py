@@ -17,10 +17,13 @@ from optuna.trial import TrialState as OptunaState
 from servetune.core.benchmark import Measurement
 from servetune.core.errors import StorageError, UsageError
 from servetune.core.failure import Failure
+from servetune.core.knowledge import LearnedConstraint
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.study import StoredStudy, StudyRunState, StudySpec
 from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord, TrialState
+from servetune.storage.ledger import checked_s
 from servetune.storage.times import now
+from servetune.storage.trials import outcome_is_final
 
 _STATES = {
     OptunaState.WAITING: TrialState.WAITING,
@@ -59,6 +62,7 @@ class MemoryStore:
         self._by_trial: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._outcomes: dict[int, Outcome] = {}
         self._ledger: dict[str, float] = defaultdict(float)
+        self._learned: dict[str, LearnedConstraint] = {}
         self._records: dict[int, TrialRecord] = {}  # of finished trials; dropped when a run is added
 
     def __enter__(self) -> Self:
@@ -99,28 +103,32 @@ class MemoryStore:
     def begin_run(
         self, study: str, trial: int, attempt: int, purpose: RunPurpose, launch: LaunchSpec, facts: NodeFacts
     ) -> None:
-        """Store a launch before anything starts."""
+        """Store a launch before anything starts; an interrupted one is replaced and its node seconds are charged."""
         key = (trial, attempt)
         if key in self._runs:
-            raise StorageError(f"attempt {attempt} of trial {trial} was begun already")
+            run = self._open(trial, attempt)
+            self._ledger["interrupted"] += max(run.node_s, sum(run.phase_s.values()))
+        else:
+            self._by_trial[trial].append(key)
         self._runs[key] = RunRecord(
             trial=trial, attempt=attempt, purpose=purpose, launch=launch, facts=facts, started_at=now()
         )
-        self._by_trial[trial].append(key)
         self._records.pop(trial, None)
 
     def save_phase(self, study: str, trial: int, attempt: int, name: str, duration_s: float) -> None:
         """How long a part of an unfinished run took, in node seconds."""
-        run = self._runs[trial, attempt]
-        self._change(trial, attempt, {"phase_s": {**run.phase_s, name: duration_s}})
+        run = self._open(trial, attempt)
+        self._change(trial, attempt, {"phase_s": {**run.phase_s, name: checked_s("duration_s", duration_s)}})
 
     def save_progress(self, study: str, trial: int, attempt: int, node_s: float) -> None:
         """Node seconds that an unfinished run has used so far."""
-        self._change(trial, attempt, {"node_s": node_s})
+        self._change(trial, attempt, {"node_s": checked_s("node_s", node_s)})
 
     def save_measurement(self, study: str, trial: int, attempt: int, measurement: Measurement) -> None:
-        """What a level of an unfinished run gave."""
-        self._change(trial, attempt, {"measurements": (*self._runs[trial, attempt].measurements, measurement)})
+        """What a level of an unfinished run gave. A level measured again replaces its first measurement."""
+        levels = {level.concurrency: level for level in self._open(trial, attempt).measurements}
+        levels[measurement.concurrency] = measurement
+        self._change(trial, attempt, {"measurements": tuple(levels.values())})
 
     def finish_run(
         self,
@@ -135,13 +143,26 @@ class MemoryStore:
         charges: Mapping[str, float] | None = None,
     ) -> None:
         """Close a run and charge its node seconds."""
-        change = {"node_s": node_s, "failure": failure, "log_facts": dict(log_facts or {}), "finished_at": now()}
+        change = {
+            "node_s": checked_s("node_s", node_s),
+            "failure": failure,
+            "log_facts": dict(log_facts or {}),
+            "finished_at": now(),
+        }
         self._change(trial, attempt, {**change, "log_warnings": tuple(log_warnings)})
         for purpose, charged_s in (charges or {}).items():
             self._ledger[purpose] += charged_s
 
+    def _open(self, trial: int, attempt: int) -> RunRecord:
+        run = self._runs.get((trial, attempt))
+        if run is None or run.finished_at is not None:
+            name = self._study.name if self._study else None
+            what = "is finished already" if run else "was never begun"
+            raise StorageError(f"attempt {attempt} of trial {trial} of study {name!r} {what}")
+        return run
+
     def _change(self, trial: int, attempt: int, values: Mapping[str, Any]) -> None:
-        self._runs[trial, attempt] = self._runs[trial, attempt].model_copy(update=dict(values))
+        self._runs[trial, attempt] = self._open(trial, attempt).model_copy(update=dict(values))
         self._records.pop(trial, None)
 
     def runs(self, study: str, trial: int | None = None) -> tuple[RunRecord, ...]:
@@ -151,8 +172,9 @@ class MemoryStore:
 
     def save_outcome(self, study: str, trial: int, outcome: Outcome) -> None:
         """Store what became of a trial. Final: another outcome raises StorageError."""
-        if self._outcomes.setdefault(trial, outcome) != outcome:
-            raise StorageError(f"trial {trial} has the outcome {self._outcomes[trial].state}: outcomes are final")
+        stored = self._outcomes.setdefault(trial, outcome)
+        if stored != outcome:
+            raise StorageError(outcome_is_final(study, trial, stored, outcome))
         self._records.pop(trial, None)
 
     def outcome(self, study: str, trial: int) -> Outcome | None:
@@ -188,11 +210,35 @@ class MemoryStore:
 
     def charge(self, study: str, purpose: str, node_s: float, trial: int | None = None) -> None:
         """Add node seconds to the ledger."""
-        self._ledger[purpose] += node_s
+        self._ledger[purpose] += checked_s("node seconds", node_s)
 
     def ledger(self, study: str) -> Mapping[str, float]:
         """Purpose → node seconds."""
         return dict(self._ledger)
+
+    def learn(self, constraint: LearnedConstraint) -> LearnedConstraint:
+        """Add a constraint, or lessons and confidence to one that says the same. Returns what is stored now."""
+        known = self._learned.get(constraint.key)
+        self._learned[constraint.key] = constraint if known is None else known.merged(constraint)
+        return self._learned[constraint.key]
+
+    def learned(self, *, withdrawn: bool = False) -> tuple[LearnedConstraint, ...]:
+        """Every constraint that applies, oldest first; with `withdrawn`, the others too."""
+        return tuple(constraint for constraint in self._learned.values() if withdrawn or not constraint.withdrawn)
+
+    def withdraw_constraint(self, key: str, reason: str) -> None:
+        """A success contradicted it. Raises UsageError for an unknown key."""
+        self._learned[key] = self._known(key).model_copy(update={"withdrawn": reason})
+
+    def touch_constraint(self, key: str) -> None:
+        """It rejected a trial. Raises UsageError for an unknown key."""
+        known = self._known(key)
+        self._learned[key] = known.model_copy(update={"rejections": known.rejections + 1})
+
+    def _known(self, key: str) -> LearnedConstraint:
+        if key not in self._learned:
+            raise UsageError(f"no learned constraint {key!r} in memory")
+        return self._learned[key]
 
     def acquire(self, key: str, ttl_s: float = 60.0) -> MemoryLease:
         """A lease that is always held."""

@@ -67,7 +67,7 @@ class Proposals:
 
     def __init__(self, optuna_storage: RDBStorage) -> None:
         self._storage = optuna_storage
-        self._by_sql = optuna_storage.get_head_version() == SCHEMA
+        self._by_sql = optuna_storage.get_current_version() == SCHEMA
 
     def read(self, connection: Connection, study: str) -> Sequence[Proposal]:
         """Every trial of a study, by number."""

@@ -17,8 +17,8 @@ from servetune.core.errors import StorageError
 from servetune.core.failure import Failure
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.trial import RunPurpose, RunRecord
-from servetune.storage import ledger
 from servetune.storage.documents import dump, load, load_optional
+from servetune.storage.ledger import INTERRUPTED, charge, checked_s
 from servetune.storage.tables import measurement as measurements
 from servetune.storage.tables import phase as phases
 from servetune.storage.tables import run as runs
@@ -55,7 +55,7 @@ def _discard_interrupted(connection: Connection, key: Key) -> None:
     spent = sa.select(sa.func.coalesce(sa.func.sum(phases.c.duration_s), 0.0)).where(_is(phases, key))
     interrupted_s = max(float(row.node_s), float(connection.execute(spent).scalar_one()))
     if interrupted_s > 0:
-        ledger.charge(connection, key[0], ledger.INTERRUPTED, interrupted_s, key[1])
+        charge(connection, key[0], INTERRUPTED, interrupted_s, key[1])
     for table in (phases, measurements, runs):
         connection.execute(table.delete().where(_is(table, key)))
 
@@ -63,8 +63,7 @@ def _discard_interrupted(connection: Connection, key: Key) -> None:
 def save_phase(connection: Connection, key: Key, name: str, duration_s: float) -> None:
     """One phase of an unfinished run, in node seconds; a second time under the same name replaces the first."""
     _check_open(connection, key)
-    _check_seconds("duration_s", duration_s)
-    _replace(connection, phases, key, {"name": name}, {"duration_s": duration_s})
+    _replace(connection, phases, key, {"name": name}, {"duration_s": checked_s("duration_s", duration_s)})
 
 
 def save_measurement(connection: Connection, key: Key, measurement: Measurement) -> None:
@@ -81,8 +80,7 @@ def save_measurement(connection: Connection, key: Key, measurement: Measurement)
 
 def save_progress(connection: Connection, key: Key, node_s: float) -> None:
     """Node seconds spent so far by an unfinished run: what the ledger keeps should the tuner be killed."""
-    _check_seconds("node_s", node_s)
-    _update_open(connection, key, {"node_s": node_s})
+    _update_open(connection, key, {"node_s": checked_s("node_s", node_s)})
 
 
 def finish(
@@ -94,10 +92,9 @@ def finish(
     log_warnings: Sequence[str],
 ) -> None:
     """Close an unfinished run; nothing about it changes afterwards."""
-    _check_seconds("node_s", node_s)
     values = {
         "finished_at": now(),
-        "node_s": node_s,
+        "node_s": checked_s("node_s", node_s),
         "failure": None if failure is None else dump(failure),
         "log_facts": dump(dict(log_facts)),
         "log_warnings": dump(list(log_warnings)),
@@ -175,11 +172,6 @@ def _check_open(connection: Connection, key: Key) -> None:
 def _not_open(connection: Connection, key: Key) -> StorageError:
     known = connection.execute(sa.select(runs.c.trial).where(_is(runs, key))).first()
     return StorageError(f"{_named(key)} {'is finished already' if known else 'was never begun'}")
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{name} must be finite and at least 0, got {seconds}")
 
 
 def _named(key: Key) -> str:

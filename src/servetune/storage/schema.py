@@ -119,13 +119,18 @@ def _optuna(database: Database, *, create: bool) -> RDBStorage:
     storage = RDBStorage(
         url, engine_kwargs=engine_settings(database.url), skip_compatibility_check=True, skip_table_creation=not create
     )
-    found, known = storage.get_current_version(), storage.get_all_versions()
-    if found == known[0]:
+    found, wanted = storage.get_current_version(), storage.get_head_version()
+    if found == wanted:
+        database.translate_errors_of(storage.engine)
         return storage
     storage.engine.dispose()
-    cure = "`optuna storage upgrade --storage URL`" if found in known else "`pip install --upgrade optuna`"
+    cure = (
+        "`optuna storage upgrade --storage URL`"
+        if found in storage.get_all_versions()
+        else "`pip install --upgrade optuna`"
+    )
     raise StorageError(
-        f"study database {database.shown} has Optuna's schema {found}, and this Optuna needs {known[0]}: run {cure}"
+        f"study database {database.shown} has Optuna's schema {found}, and this Optuna needs {wanted}: run {cure}"
     )
 
 

@@ -13,10 +13,11 @@ from sqlalchemy.engine import Connection
 
 from servetune.core.benchmark import Measurement
 from servetune.core.failure import Failure
+from servetune.core.knowledge import LearnedConstraint
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.study import StoredStudy, StudyRunState, StudySpec, StudySummary
 from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord
-from servetune.storage import leases, ledger, runs, schema, studies, trials
+from servetune.storage import constraints, leases, ledger, runs, schema, studies, trials
 from servetune.storage.database import Database, parse_url
 from servetune.storage.proposals import Proposals
 
@@ -192,6 +193,31 @@ class StudyStore:
         """Purpose → node seconds."""
         with self._database.read() as connection:
             return ledger.totals(connection, study)
+
+    # learned constraints, of the whole database
+
+    def learn(self, constraint: LearnedConstraint) -> LearnedConstraint:
+        """Add a constraint, or lessons and confidence to one that says the same. Returns what is stored now.
+
+        A withdrawn one stays withdrawn.
+        """
+        with self._database.write() as connection:
+            return constraints.learn(connection, constraint)
+
+    def learned(self, *, withdrawn: bool = False) -> tuple[LearnedConstraint, ...]:
+        """Every constraint that applies, oldest first; with `withdrawn`, the others too. Scopes are not looked at."""
+        with self._database.read() as connection:
+            return constraints.every(connection, withdrawn)
+
+    def withdraw_constraint(self, key: str, reason: str) -> None:
+        """A success contradicted it. Raises UsageError for an unknown `LearnedConstraint.key`."""
+        with self._database.write() as connection:
+            constraints.withdraw(connection, key, reason)
+
+    def touch_constraint(self, key: str) -> None:
+        """It rejected a trial: one launch saved. Raises UsageError for an unknown `LearnedConstraint.key`."""
+        with self._database.write() as connection:
+            constraints.touch(connection, key)
 
     # leases
 

@@ -127,3 +127,19 @@ lease = Table(
     Column("renewed_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
 )
+
+constraint = Table(
+    "servetune_constraint",
+    metadata,
+    Column("key", String(16), primary_key=True),
+    Column("slug", String(64), nullable=False),
+    Column("forbids", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("confidence", Double, nullable=False),
+    Column("lessons", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("withdrawn", Text, nullable=False),  # empty: it applies
+    Column("rejections", Integer, nullable=False),
+    Column("learned_at", Time, nullable=False),
+    Column("changed_at", Time, nullable=False),
+)

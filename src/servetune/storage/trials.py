@@ -23,8 +23,7 @@ def save_outcome(connection: Connection, study: str, trial: int, outcome: Outcom
     if stored == outcome:
         return
     if stored is not None:
-        message = f"trial {trial} of study {study!r} has the outcome {stored.state}, cannot become {outcome.state}"
-        raise StorageError(f"{message}: outcomes are final, since the sampler learns from them")
+        raise StorageError(outcome_is_final(study, trial, stored, outcome))
     values = {
         "study": study,
         "trial": trial,
@@ -34,6 +33,12 @@ def save_outcome(connection: Connection, study: str, trial: int, outcome: Outcom
         "saved_at": now(),
     }
     connection.execute(table.insert().values(values))
+
+
+def outcome_is_final(study: str, trial: int, stored: Outcome, wanted: Outcome) -> str:
+    """Why another outcome is refused."""
+    message = f"trial {trial} of study {study!r} has the outcome {stored.state}, cannot become {wanted.state}"
+    return f"{message}: outcomes are final, since the sampler learns from them"
 
 
 def get_outcome(connection: Connection, study: str, trial: int) -> Outcome | None:
