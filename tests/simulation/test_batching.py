@@ -154,3 +154,15 @@ def test_a_place_is_only_kept_for_a_moment():
     assert late.arrived_s == pytest.approx(50.0)
     ends = [emission.at_s for emission in run_until_idle(batch) if emission.last]
     assert ends == [pytest.approx(51.0)]
+
+
+def test_kept_places_count_as_load_until_another_load_begins():
+    batch = Batch(lambda present, peak: 10.0 * present, 8, MANY, time_scale=100.0, patience_s=10.0)
+    for _ in range(3):
+        batch.arrive(Answer(1, 10))
+    assert sum(emission.tokens for emission in batch.advance(2.0)) == 30
+    assert (batch.present, batch.places) == (0, 3)
+    batch.arrive(Answer(1, 10))
+    assert (batch.present, batch.places) == (1, 3)
+    batch.forget_places()
+    assert (batch.present, batch.places) == (1, 1)

@@ -63,7 +63,7 @@ def _object(body: bytes) -> dict[str, Any]:
 def _asked(prompt: object, wanted: object, ignore_eos: object, stream: bool, passage: Passage) -> Asked:
     if isinstance(prompt, str):
         tokens, key = max(1, (len(prompt) + 3) // 4), zlib.crc32(prompt.encode())
-    elif isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+    elif isinstance(prompt, list) and set(map(type, prompt)) == {int}:
         tokens, key = len(prompt), hash(tuple(prompt))  # of numbers: the same in every process
     else:
         raise BadRequestError("one prompt is needed: text, or a list of token ids")
@@ -80,16 +80,14 @@ def _finish(asked: Asked, answer: Answer) -> bytes:
     return b'{"type":"stop","matched":2}' if asked.stop_early else b'{"type":"length","length":%d}' % answer.wanted
 
 
-def generate_event(asked: Asked, answer: Answer, passage: Passage, rid: bytes, before: int, e2e_s: float) -> bytes:
-    """One server-sent event: the text so far, and the ids since the last event."""
-    last = asked.start + answer.sent
-    text, ids = passage.text(asked.start, last), passage.ids(asked.start + before, last)
+def generate_event(asked: Asked, answer: Answer, passage: Passage, rid: bytes, e2e_s: float) -> bytes:
+    """One server-sent event: all text and ids so far, which is SGLang's default."""
     end = DONE if answer.ended else b""
-    return b'data: {"text":"%b","output_ids":[%b],%b}\n\n%b' % (text, ids, _meta(asked, answer, rid, e2e_s), end)
+    return b"data: %b\n\n%b" % (generate_whole(asked, answer, passage, rid, e2e_s), end)
 
 
 def generate_whole(asked: Asked, answer: Answer, passage: Passage, rid: bytes, e2e_s: float) -> bytes:
-    """The whole answer as one object."""
+    """The answer so far as one object."""
     first, last = asked.start, asked.start + answer.sent
     meta = _meta(asked, answer, rid, e2e_s)
     return b'{"text":"%b","output_ids":[%b],%b}' % (passage.text(first, last), passage.ids(first, last), meta)

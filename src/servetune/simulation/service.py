@@ -235,7 +235,7 @@ class Service:
             if served.openai:
                 data = answers.completions_event(asked, served, self._passage, served.rid, before, self._model)
             else:
-                data = answers.generate_event(asked, served, self._passage, served.rid, before, e2e_s)
+                data = answers.generate_event(asked, served, self._passage, served.rid, e2e_s)
             connection.stream(data, served.ended)
         elif served.openai:
             whole = answers.completions_whole(asked, served, self._passage, served.rid, self._model)
