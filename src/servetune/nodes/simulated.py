@@ -18,6 +18,7 @@ from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import ThisMachine, read
 from servetune.nodes._server import LocalServer
 from servetune.nodes.local import start_server
+from servetune.simulation.launch import launch_seed
 from servetune.simulation.scenario import facts, load_scenario, shipped_names
 
 
@@ -68,7 +69,7 @@ class SimulatedNode:
 
     def start(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> LocalServer:
         """Start the simulated server with the argv and environment of `spec`; raises as the local node does."""
-        played = spec.model_copy(update={"argv": (*self._program(), "--", *spec.argv)})
+        played = spec.model_copy(update={"argv": (*self._program(log_dir), "--", *spec.argv)})
         launch = prepared(played, study, trial, log_dir, None)
         return start_server(launch, self.clock.time_scale, [PortGuard(spec.port)])
 
@@ -76,9 +77,10 @@ class SimulatedNode:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
         return reclaimed(ThisMachine(), lambda mark: mark.study == study and left_behind(mark))
 
-    def _program(self) -> tuple[str, ...]:
+    def _program(self, log_dir: str) -> tuple[str, ...]:
         settings = self._settings
+        seed = launch_seed(settings.seed, log_dir)  # another launch of a trial draws other noise
         return (
             *(sys.executable, "-m", "servetune.simulation.server", "--scenario", self._scenario),
-            *("--time-scale", str(settings.time_scale), "--seed", str(settings.seed)),
+            *("--time-scale", str(settings.time_scale), "--seed", seed),
         )
