@@ -381,3 +381,13 @@ def test_reading_goes_on_after_a_look() -> None:
 
 def test_state_starts_small() -> None:
     assert deep_size(Run()) < 20_000
+
+
+def test_looking_does_not_change_what_is_read_later() -> None:
+    """A look between a skipped line with a stamp and one without."""
+    head = b"[2026-03-04 11:00:00] server_args=ServerArgs(tp_size=1)\n[2026-03-04 11:00:05] plain words\n"
+    tail = b"words without a stamp\n[2026-03-04 11:00:09] Memory pool end. avail mem=1.0 GB\n"
+    looked = read(head)
+    looked.facts()
+    looked.feed(tail)
+    assert everything(looked) == everything(read(head + tail))

@@ -37,6 +37,7 @@ class SglangLogReader:
         self._number = 0
         self._last_raw = b""
         self._dull: tuple[int, bytes] | None = None  # the last line that was skipped
+        self._dull_stamped: tuple[int, bytes] | None = None  # the last one that seems to have a time stamp
         self._finished: tuple[int, Run] | None = None
         self._fed_bytes = 0
 
@@ -77,8 +78,10 @@ class SglangLogReader:
                 self._number += 1
                 if self._run.skims and is_dull(line):
                     self._dull = (self._number, line)
+                    self._dull_stamped = self._dull if b"[20" in line else self._dull_stamped
                 else:
-                    self._glance()
+                    self._catch_up(self._run, self._cleaner)
+                    self._dull = self._dull_stamped = None
                     self._read(self._number, line)
             offset += len(line) + 1
 
@@ -96,12 +99,11 @@ class SglangLogReader:
         if last:
             self._last_raw = last[last.rfind(b"\n") + 1 :][:4096]
 
-    def _glance(self) -> None:
-        """Take the time and the text of the last line that was skipped."""
-        if self._dull is not None:
-            for line in self._cleaner.clean(*self._dull):
-                self._run.glance(line)
-            self._dull = None
+    def _catch_up(self, run: Run, cleaner: LineCleaner) -> None:
+        """Take the time and the text of the lines that were skipped: of the last one, and of the last with a stamp."""
+        for skipped in (self._dull_stamped, self._dull):
+            for line in cleaner.clean(*skipped) if skipped is not None else ():
+                run.glance(line)
 
     def _read(self, number: int, raw: bytes) -> None:
         for line in self._cleaner.clean(number, raw):
@@ -183,14 +185,14 @@ class SglangLogReader:
         return LaunchFlags.of(self._closed(), self._assignment)
 
     def _closed(self) -> Run:
-        """The state including an unfinished last line; reading may go on afterwards."""
-        self._glance()
+        """The state including skipped lines and an unfinished last line; reading goes on as if nobody had looked."""
         rest = self._splitter.rest
-        if not rest.strip():
+        if not rest.strip() and self._dull is None:
             return self._run
         if self._finished is None or self._finished[0] != self._fed_bytes:
             run, cleaner = copy.deepcopy(self._run), copy.deepcopy(self._cleaner)
-            for line in cleaner.clean(self._number + 1, rest):
+            self._catch_up(run, cleaner)
+            for line in cleaner.clean(self._number + 1, rest) if rest.strip() else ():
                 run.take(line)
             self._finished = (self._fed_bytes, run)
         return self._finished[1]
