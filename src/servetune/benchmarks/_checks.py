@@ -20,6 +20,7 @@ BUSY_NOTED = 0.7
 LATE_AT_MOST = 0.05  # mean lateness of the loop's timer against the mean time of an answer
 SERVER_DIFFERS_BY = 0.02
 HALVES_DIFFER_BY = 0.05
+GROWS_BY = 1.3  # requests in flight of an open loop, from one half to the other
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,20 @@ def of_concurrency(held: float, wanted: int) -> Iterable[Finding]:
     """Closed loop: were as many requests in flight as asked for?"""
     if held < CONCURRENCY_AT_LEAST * wanted:
         yield Finding(f"only {held:.1f} of {wanted} requests were in flight on average", fatal=True)
+
+
+def of_arrivals(requests: Requests, window: Window, effort: Effort, most: int) -> Iterable[Finding]:
+    """Open loop: requests that had to wait in the client, and a server that falls behind."""
+    if effort.queued >= 1:
+        yield Finding(f"{effort.queued:.1f} requests on average waited in the client: at most {most} were in flight")
+    middle_s = (window.begin_s + window.end_s) / 2
+    earlier = concurrency_held(requests, Window(window.begin_s, middle_s))
+    later = concurrency_held(requests, Window(middle_s, window.end_s))
+    if later > GROWS_BY * earlier + 3:
+        yield Finding(
+            f"the server falls behind: {earlier:.1f} requests were in flight in the first half, {later:.1f} in the "
+            f"second; latencies depend on how long one measures"
+        )
 
 
 def of_silence(requests: Requests, events: Events, end_s: float) -> Iterable[Finding]:

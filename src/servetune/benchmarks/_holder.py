@@ -34,6 +34,7 @@ class Plan:
     vocabulary: Vocabulary
     seed: int
     level: int
+    window: int
     lengths: Lengths
     concurrency: int  # closed loop: held; open loop: at most
     total_concurrency: int  # of all workers
@@ -97,7 +98,7 @@ class Holder:
         self.latest = Sample(time.monotonic(), first_wave_left=plan.concurrency)
         self.stop = False
         self._plan = plan
-        self._prompts = PromptSource(plan.vocabulary, plan.seed, plan.level)
+        self._prompts = PromptSource(plan.vocabulary, plan.seed, plan.level, plan.window)
         self._connections: set[Connection] = set()
         self._idle: list[Connection] = []
         self._waiting: deque[float] = deque()  # open loop: arrived at, not yet sent
@@ -289,9 +290,14 @@ class Holder:
             failed=records.failed,
             in_flight=self._in_flight,
             connections=len(self._connections),
-            first_wave_left=self._plan.concurrency - self._ended_in_first_wave,
+            first_wave_left=self._first_wave_left(),
             given_up=f"ended early: {records.failed} requests failed and none gave a token" if hopeless else None,
         )
+
+    def _first_wave_left(self) -> int:
+        if self._plan.arrivals is not None:
+            return 0 if self.records.completed else 1
+        return self._plan.concurrency - self._ended_in_first_wave
 
     def _end_stalled(self, now: float) -> None:
         silent_since = now - self._plan.stall_s

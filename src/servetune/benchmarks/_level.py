@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from servetune.benchmarks._api import RequestForm, Target
 from servetune.benchmarks._files import allow_connections
+from servetune.benchmarks._goodput import GoodputLimits
 from servetune.benchmarks._holder import Plan, Sample
 from servetune.benchmarks._lengths import Arrivals, Lengths
 from servetune.benchmarks._observer import Observer, Reading
@@ -37,6 +38,8 @@ class Demand:
     arrivals: Arrivals | None = None
     vocabulary_size: int | None = None
     stall_s: float = 120.0
+    goodput: GoodputLimits | None = None
+    processes: int | None = None
 
 
 @dataclass
@@ -100,8 +103,9 @@ class LevelRun:
         return None if measured is None else self._outcome(facts, harvests, measured, observer.readings)
 
     def _new_pace(self) -> Pace:
+        held = self._level.concurrency if self._demand.arrivals is None else None
         deadline_s = self._begin_s + self._level.limit_s
-        return Pace(self._level, self._demand.lengths.mean_output_tokens, self._clock.now_s(), deadline_s)
+        return Pace(self._level, self._demand.lengths.mean_output_tokens, held, self._clock.now_s(), deadline_s)
 
     def _prepare(self) -> ServerFacts:
         client = ControlClient(self._target)
@@ -122,6 +126,7 @@ class LevelRun:
             vocabulary=vocabulary_below(size),
             seed=level.workload.seed,
             level=level.concurrency,
+            window=level.window,
             lengths=self._demand.lengths,
             concurrency=(level.concurrency - index + workers - 1) // workers,
             total_concurrency=level.concurrency,

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from servetune.benchmarks._intervals import MOST_BATCHES, Interval, batch_means
+from servetune.benchmarks._intervals import MOST_BATCHES, Interval, batch_means, quantile_errors
 from servetune.benchmarks._records import Outcome, Records
 from servetune.core.benchmark import Percentiles
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True)
@@ -134,41 +137,90 @@ def percentiles(values: Floats, weights: Floats | None = None) -> Percentiles | 
     ordered = values[order]
     weight = np.ones(len(values)) if weights is None else weights[order]
     rank = (np.cumsum(weight) - 0.5 * weight) / np.sum(weight)
-    p50, p90, p95, p99 = (float(np.interp(q, rank, ordered)) for q in (0.50, 0.90, 0.95, 0.99))
+    p50, p90, p95, p99 = (float(np.interp(q, rank, ordered)) for q in QUANTILES.values())
     return Percentiles(mean=float(np.average(ordered, weights=weight)), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 @dataclass(frozen=True)
-class Latencies:
-    """Of the requests and events of a window; see `latencies`."""
+class PerRequest:
+    """One row per request completed in the window; node seconds. TPOT is NaN for answers of one event."""
 
-    ttft_s: Percentiles | None
-    tpot_s: Percentiles | None
-    itl_s: Percentiles | None
-    e2e_s: Percentiles | None
+    ended_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+    tokens: Ints
 
 
-def latencies(requests: Requests, events: Events, begin_s: float, end_s: float) -> Latencies:
+def completed_requests(requests: Requests, events: Events, begin_s: float, end_s: float) -> PerRequest:
+    """TPOT is the time after the first event per token after it."""
+    done = np.flatnonzero(
+        (requests.outcome == Outcome.COMPLETED) & (requests.ended_s > begin_s) & (requests.ended_s <= end_s)
+    )
+    first_s = np.full(len(requests.sent_s), np.nan)
+    first_tokens = np.zeros(len(requests.sent_s))
+    first_s[events.request[events.first]] = events.time_s[events.first]
+    first_tokens[events.request[events.first]] = events.tokens[events.first]
+    after_first = requests.tokens[done] - first_tokens[done]
+    span_s = requests.ended_s[done] - first_s[done]
+    return PerRequest(
+        ended_s=requests.ended_s[done],
+        ttft_s=first_s[done] - requests.sent_s[done],
+        tpot_s=np.divide(span_s, after_first, out=np.full(len(done), np.nan), where=after_first > 0),
+        e2e_s=requests.ended_s[done] - requests.sent_s[done],
+        tokens=requests.tokens[done],
+    )
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one latency metric in seconds, each with its moment and how often it counts."""
+
+    at_s: Floats
+    values: Floats
+    weights: Floats | None = None
+
+    def percentiles(self) -> Percentiles | None:
+        """None when there is no value."""
+        return percentiles(self.values, self.weights)
+
+
+def latency_series(requests: Requests, events: Events, begin_s: float, end_s: float) -> dict[str, Series]:
     """TTFT: requests whose first token came in the window. ITL: one value per later token in the window, the gap of an
-    event divided by its tokens. E2E and TPOT: requests completed in the window; TPOT is the time after the first event
-    per token after it.
+    event divided by its tokens. E2E and TPOT: requests completed in the window.
     """
     inside = (events.time_s > begin_s) & (events.time_s <= end_s)
     first = inside & events.first
     later = inside & ~events.first
     gap = events.time_s - events.since_s
-    ttft = gap[first]
-    completed = requests.outcome == Outcome.COMPLETED
-    done = completed & (requests.ended_s > begin_s) & (requests.ended_s <= end_s)
-    first_time = np.full(len(requests.sent_s), np.nan)
-    first_tokens = np.zeros(len(requests.sent_s))
-    first_time[events.request[events.first]] = events.time_s[events.first]
-    first_tokens[events.request[events.first]] = events.tokens[events.first]
-    after_first = requests.tokens - first_tokens
-    paced = done & (after_first > 0)
-    return Latencies(
-        ttft_s=percentiles(ttft),
-        tpot_s=percentiles((requests.ended_s[paced] - first_time[paced]) / after_first[paced]),
-        itl_s=percentiles(gap[later] / events.tokens[later], events.tokens[later]),
-        e2e_s=percentiles(requests.ended_s[done] - requests.sent_s[done]),
-    )
+    done = completed_requests(requests, events, begin_s, end_s)
+    paced = ~np.isnan(done.tpot_s)
+    return {
+        "ttft": Series(events.time_s[first], gap[first]),
+        "tpot": Series(done.ended_s[paced], done.tpot_s[paced]),
+        "itl": Series(events.time_s[later], gap[later] / events.tokens[later], events.tokens[later]),
+        "e2e": Series(done.ended_s, done.e2e_s),
+    }
+
+
+def interval_details(series: dict[str, Series], begin_s: float, end_s: float, batches: int) -> dict[str, float]:
+    """`<metric>_<mean|p50|p90|p95|p99>_<low|high>_s`: 95 % intervals by batches of the window."""
+    found: dict[str, float] = {}
+    for name, one in series.items():
+        known = one.percentiles()
+        if known is None or len(one.values) < 2:
+            continue
+        batch = np.clip(((one.at_s - begin_s) / (end_s - begin_s) * batches).astype(np.int64), 0, batches - 1)
+        halves = dict(
+            zip(QUANTILES, quantile_errors(one.values, batch, np.array(list(QUANTILES.values()))), strict=True)
+        )
+        sums = np.bincount(batch, weights=one.values, minlength=batches)
+        counts = np.bincount(batch, minlength=batches)
+        mean = batch_means(sums[counts > 0] / counts[counts > 0])
+        found[f"{name}_mean_low_s"] = known.mean - (mean.value - mean.low)
+        found[f"{name}_mean_high_s"] = known.mean + (mean.high - mean.value)
+        for statistic, half in halves.items():
+            value = float(getattr(known, statistic))
+            found[f"{name}_{statistic}_low_s"] = max(0.0, value - float(half))
+            found[f"{name}_{statistic}_high_s"] = value + float(half)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import Literal
 
@@ -13,6 +14,7 @@ from servetune.core.benchmark import Level
 
 #: A level lasts four waves (a wave: the time of one full answer), at least 30 s, and beyond that until the throughput
 #: is known to 1 %, for 180 s at most. The simulated node charges max(30, min(180, 4 * L * output_tokens / throughput)).
+#: All of it times `level.effort`.
 WAVES = 4.0
 SHORTEST_S = 30.0
 LONGEST_S = 180.0
@@ -28,15 +30,22 @@ Stage = Literal["warmup", "measure", "over"]
 
 
 class Pace:
-    """Fed a few times per second; says which stage the level is in."""
+    """Fed a few times per second; says which stage the level is in.
 
-    def __init__(self, level: Level, mean_output_tokens: float, start_s: float, deadline_s: float) -> None:
+    `held`: requests kept in flight; None: an open loop, where that is read from the samples.
+    """
+
+    def __init__(
+        self, level: Level, mean_output_tokens: float, held: int | None, start_s: float, deadline_s: float
+    ) -> None:
         self.stage: Stage = "warmup"
         self.start_s = start_s
         self.measure_from_s = start_s
         self.settled = False
         self._level = level
-        self._wave_tokens = level.concurrency * mean_output_tokens
+        self._mean_output_tokens = mean_output_tokens
+        self._held = held
+        self._in_flight = float(held or 0)
         self._deadline_s = deadline_s
         self._times_s = [start_s]
         self._tokens = [0.0]
@@ -47,10 +56,16 @@ class Pace:
     def longest_s(self) -> float:
         """The most that the level may last."""
         limit_s = self._deadline_s - self.start_s
-        return limit_s if isinstance(self._level.workload.requests_per_level, int) else min(LONGEST_S, limit_s)
+        by_number = isinstance(self._level.workload.requests_per_level, int)
+        return limit_s if by_number else min(LONGEST_S * self._level.effort, limit_s)
+
+    def _shortest_s(self, wave_s: float) -> float:
+        return self._level.effort * max(SHORTEST_S, WAVES * wave_s)
 
     def update(self, now_s: float, sample: Sample) -> Stage:
         """A reading taken at node time `now_s`."""
+        if self._held is None:
+            self._in_flight = max(1.0, float(sample.in_flight))
         if now_s > self._times_s[-1]:
             self._times_s.append(now_s)
             self._tokens.append(max(sample.tokens, self._tokens[-1]))
@@ -72,7 +87,7 @@ class Pace:
         """Estimated time of one full answer at the present rate; None before the first tokens."""
         middle_s = (self.start_s + self._times_s[-1]) / 2
         rate = self.rate(middle_s) or self.rate(self.start_s)
-        return self._wave_tokens / rate if rate else None
+        return self._in_flight * self._mean_output_tokens / rate if rate else None
 
     def completed_in_window(self, completed: int) -> int:
         """Requests completed since the measured part began."""
@@ -87,9 +102,9 @@ class Pace:
         done = self.completed_in_window(completed)
         if wave_s is None or self.stage == "over":
             return done
-        end_s = self.start_s + min(self.longest_s, max(SHORTEST_S, WAVES * wave_s))
+        end_s = self.start_s + min(self.longest_s, self._shortest_s(wave_s))
         begin_s = self.measure_from_s if self.stage == "measure" else self.start_s + wave_s
-        return max(done, round(max(0.0, end_s - begin_s) / wave_s * self._level.concurrency))
+        return max(done, round(max(0.0, end_s - begin_s) / wave_s * self._in_flight))
 
     def _warm(self, now_s: float, sample: Sample) -> bool:
         asked = self._level.workload.warmup
@@ -116,7 +131,7 @@ class Pace:
         if elapsed_s >= self.longest_s:
             return True
         wave_s = self.wave_s()
-        if wave_s is None or elapsed_s < max(SHORTEST_S, WAVES * wave_s) or now_s < self._next_look_s:
+        if wave_s is None or elapsed_s < self._shortest_s(wave_s) or now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.longest_s / LOOKS
         return self._precise(now_s, self.completed_in_window(sample.completed))
@@ -124,4 +139,4 @@ class Pace:
     def _precise(self, now_s: float, completed: int) -> bool:
         edges_s = np.linspace(self.measure_from_s, now_s, batch_count(completed) + 1)
         rates = np.diff(np.interp(edges_s, self._times_s, self._tokens)) / np.diff(edges_s)
-        return batch_means(rates).relative_half_width <= PRECISION
+        return batch_means(rates).relative_half_width <= PRECISION / math.sqrt(self._level.effort)

@@ -59,11 +59,14 @@ def vocabulary_size(model_path: str) -> int | None:
 
 
 class PromptSource:
-    """Prompt number k of a seed and a level, as the JSON text of a list of ids. Same arguments, same prompt."""
+    """Prompt number k of a seed and a level, as the JSON text of a list of ids. Same arguments, same prompt.
 
-    def __init__(self, vocabulary: Vocabulary, seed: int, level: int) -> None:
+    `window`: how often the same server has had this level before; its cache may still hold those prompts.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, seed: int, level: int, window: int = 0) -> None:
         self.vocabulary = vocabulary
-        self._seed = (seed & 0xFFFFFFFF) << 64 | (level & 0xFFFFFFFF) << 32
+        self._seed = window << 96 | (seed & 0xFFFFFFFF) << 64 | (level & 0xFFFFFFFF) << 32
         self._sentences = _sentences(vocabulary)
 
     def ids_json(self, number: int, tokens: int) -> bytes:

@@ -14,6 +14,7 @@ from servetune.benchmarks._checks import (
     compare_counters,
     concurrency_held,
     effort_between,
+    of_arrivals,
     of_client,
     of_concurrency,
     of_counters,
@@ -23,9 +24,19 @@ from servetune.benchmarks._checks import (
     of_steadiness,
     server_view,
 )
+from servetune.benchmarks._goodput import goodput
 from servetune.benchmarks._intervals import batch_count
 from servetune.benchmarks._level import Outcome as LevelOutcome
-from servetune.benchmarks._metrics import Events, Requests, TimeMap, latencies, read_tables, throughput
+from servetune.benchmarks._metrics import (
+    Events,
+    Requests,
+    TimeMap,
+    completed_requests,
+    interval_details,
+    latency_series,
+    read_tables,
+    throughput,
+)
 from servetune.benchmarks._records import Outcome
 from servetune.core.benchmark import Measurement
 
@@ -67,16 +78,21 @@ def _figures(
 ) -> Measurement:
     within = (requests.ended_s > window.begin_s) & (requests.ended_s <= window.end_s)
     completed = int(np.sum(within & (requests.outcome == Outcome.COMPLETED)))
-    flow = throughput(events, window.begin_s, window.end_s, batch_count(completed))
-    seen = latencies(requests, events, window.begin_s, window.end_s)
+    batches = batch_count(completed)
+    flow = throughput(events, window.begin_s, window.end_s, batches)
+    series = latency_series(requests, events, window.begin_s, window.end_s)
+    seen = {name: one.percentiles() for name, one in series.items()}
+    answer = seen["e2e"]
     held = concurrency_held(requests, window)
     assert outcome.measured is not None
     effort = effort_between([harvest.effort for harvest in outcome.harvests], *outcome.measured)
     view = server_view(outcome.readings, window, times)
     compared = compare_counters(outcome.readings, requests, events, window, times)
-    findings += of_client(effort, None if seen.e2e_s is None else seen.e2e_s.mean / outcome.node_s_per_wall_s)
+    findings += of_client(effort, None if answer is None else answer.mean / outcome.node_s_per_wall_s)
     if outcome.demand.arrivals is None:
         findings += of_concurrency(held, outcome.level.concurrency)
+    else:
+        findings += of_arrivals(requests, window, effort, outcome.level.concurrency)
     findings += of_steadiness(events, window, outcome.pace.settled or outcome.level.workload.warmup != "auto")
     findings += of_server(view, held)
     findings += of_counters(compared)
@@ -89,15 +105,24 @@ def _figures(
         requests_completed=completed,
         requests_failed=int(np.sum(within & (requests.outcome == Outcome.FAILED))),
         output_tokens=round(flow.value * window.duration_s),
-        ttft_s=seen.ttft_s,
-        tpot_s=seen.tpot_s,
-        itl_s=seen.itl_s,
-        e2e_s=seen.e2e_s,
+        ttft_s=seen["ttft"],
+        tpot_s=seen["tpot"],
+        itl_s=seen["itl"],
+        e2e_s=answer,
         valid=not any(finding.fatal for finding in findings),
         warnings=tuple(finding.text for finding in findings),
         details=_details(effort, view, held, len(events.time_s))
-        | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s}),
+        | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s})
+        | interval_details(series, window.begin_s, window.end_s, batches)
+        | _goodput(outcome, requests, events, window),
     )
+
+
+def _goodput(outcome: LevelOutcome, requests: Requests, events: Events, window: Window) -> dict[str, float]:
+    if outcome.demand.goodput is None:
+        return {}
+    done = completed_requests(requests, events, window.begin_s, window.end_s)
+    return goodput(done, outcome.demand.goodput, window.duration_s)
 
 
 def _details(effort: Effort, view: ServerView, held: float, events: int) -> dict[str, float]:

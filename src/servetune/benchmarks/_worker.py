@@ -75,3 +75,9 @@ class ThreadWorker:
         self._holder = Holder(plan)
         self._holder.stop = self._stop  # it may have been asked for before there was a holder
         await self._holder.run()
+
+
+def workers_for(concurrency: int, processes: int | None) -> list[Worker]:
+    """The workers that share a level."""
+    del concurrency, processes
+    return [ThreadWorker()]
