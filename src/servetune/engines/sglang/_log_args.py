@@ -63,7 +63,7 @@ def parse_server_args(text: str) -> dict[str, Any]:
 
 def _items(text: str, start: int) -> Iterator[str]:
     """Top-level items of a bracketed list, up to the closing bracket or the end of the text."""
-    depth, item = 0, []
+    depth, item = 0, list[str]()
     for match in _PIECE.finditer(text, start):
         piece = match.group()
         if piece in ("(", "[", "{", "<"):
