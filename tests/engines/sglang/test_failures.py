@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from engines.sglang.adversarial import CASES, Case
 from engines.sglang.composing import DRESSES, Log, plain
+from engines.sglang.messages import MESSAGES, log_of
 
 from servetune.core.failure import Failure, Verdict
 from servetune.core.node import Exit
@@ -101,6 +102,14 @@ def test_adversary(number: int, case: Case) -> None:
 def test_every_adversary_in_every_dress(dress: Any) -> None:
     for case in CASES:
         check(case, dress)
+
+
+@pytest.mark.parametrize(("place", "frames", "text", "classes"), MESSAGES, ids=[row[2][:60] for row in MESSAGES])
+def test_message(place: str, frames: tuple[str, ...], text: str, classes: str) -> None:
+    log = log_of(place, frames, text)
+    failure = read(log.text().encode()).diagnose(None)
+    assert failure.slug in classes.split("|")
+    assert log.decisive in [evidence.line for evidence in failure.evidence]
 
 
 def test_the_seeds_fraction_is_computed_and_not_bisected() -> None:

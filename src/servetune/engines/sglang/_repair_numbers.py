@@ -13,7 +13,7 @@ from servetune.engines.sglang._log_run import Run
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 _TRIED = re.compile(rf"Tried to allocate {_NUMBER} (?P<unit>[KMG]i?B)")
-_FREE = re.compile(rf"{_NUMBER} (?P<unit>[KMG]i?B) is free")
+_FREE = re.compile(rf"{_NUMBER} (?P<unit>[KMG]i?B) (?:is )?free")
 _CAPACITY = re.compile(rf"total capacity of {_NUMBER} (?P<unit>[KMG]i?B)")
 _GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0}
 
