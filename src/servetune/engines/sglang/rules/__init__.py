@@ -31,6 +31,7 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     moe,
     overlap,
     runtime,
+    runtime_kernels,
     speculative,
 )
 from servetune.engines.sglang.rules._registry import Rule, all_rules, parse_version
@@ -55,6 +56,7 @@ _MODULES = (
     moe,
     overlap,
     runtime,
+    runtime_kernels,
     speculative,
 )
 
