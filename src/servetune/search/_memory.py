@@ -29,7 +29,7 @@ ACTIVATION, CHUNK_1K, GRAPH_BASE, GRAPH_EACH = (0.02, 0.45), (0.001, 0.5), (0.00
 #: Weights that another value of a categorical parameter adds, of the memory before the weights.
 MORE_WEIGHTS = 0.03
 #: How sharply a launch that fitted or not is taken, of the memory before the weights.
-SHARP = 0.0015
+SHARP = 0.0008
 
 
 class Memory:
