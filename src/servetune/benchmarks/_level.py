@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 
 PROGRESS_EVERY_S = 0.2
 LOOK_EVERY_S = 0.02
+#: The measured part lasts at least so many of the clock's polls: 1.2 s, or 0.3 wall seconds under a compressed clock.
+WINDOW_LOOKS = 6
 FLUSH_PATIENCE_S = 20.0
 LAST_READING_S = 1.0
 
@@ -105,7 +107,9 @@ class LevelRun:
     def _new_pace(self) -> Pace:
         held = self._level.concurrency if self._demand.arrivals is None else None
         deadline_s = self._begin_s + self._level.limit_s
-        return Pace(self._level, self._demand.lengths.mean_output_tokens, held, self._clock.now_s(), deadline_s)
+        shortest_window_s = WINDOW_LOOKS * self._clock.poll_s
+        mean_tokens = self._demand.lengths.mean_output_tokens
+        return Pace(self._level, mean_tokens, held, self._clock.now_s(), deadline_s, shortest_window_s)
 
     def _prepare(self) -> ServerFacts:
         client = ControlClient(self._target)

@@ -32,11 +32,19 @@ Stage = Literal["warmup", "measure", "over"]
 class Pace:
     """Fed a few times per second; says which stage the level is in.
 
-    `held`: requests kept in flight; None: an open loop, where that is read from the samples.
+    `held`: requests kept in flight; None: an open loop, where that is read from the samples. `shortest_window_s`: the
+    measured part lasts at least that long, unless the deadline comes: where a compressed clock makes a level shorter
+    than the client's own delays.
     """
 
     def __init__(
-        self, level: Level, mean_output_tokens: float, held: int | None, start_s: float, deadline_s: float
+        self,
+        level: Level,
+        mean_output_tokens: float,
+        held: int | None,
+        start_s: float,
+        deadline_s: float,
+        shortest_window_s: float = 0.0,
     ) -> None:
         self.stage: Stage = "warmup"
         self.start_s = start_s
@@ -47,6 +55,7 @@ class Pace:
         self._held = held
         self._in_flight = float(held or 0)
         self._deadline_s = deadline_s
+        self._shortest_window_s = shortest_window_s
         self._times_s = [start_s]
         self._tokens = [0.0]
         self._completed_before = 0
@@ -127,6 +136,8 @@ class Pace:
         asked = self._level.workload.requests_per_level
         if isinstance(asked, int):
             return self.completed_in_window(sample.completed) >= asked
+        if now_s - self.measure_from_s < self._shortest_window_s:
+            return False
         elapsed_s = now_s - self.start_s
         if elapsed_s >= self.longest_s:
             return True

@@ -21,6 +21,9 @@ Example:
 """
 
 
+#: Warnings that a person is shown; of the best configurations first.
+WARNINGS_SHOWN = 8
+
 #: The place in one server's log, which differs between servers that say the same.
 _LINE = re.compile(r"^line \d+: ")
 
@@ -54,8 +57,10 @@ def show(report: Report, shown: Console) -> None:
     _notices(report, shown)
     _failures(report, shown)
     _costs(report, shown)
-    for warning in report.warnings:
+    for warning in report.warnings[:WARNINGS_SHOWN]:
         shown.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    if len(report.warnings) > WARNINGS_SHOWN:
+        shown.print(f"… and {len(report.warnings) - WARNINGS_SHOWN} more warnings: `--json` has them all", markup=False)
 
 
 def _ranking(report: Report) -> Table:
