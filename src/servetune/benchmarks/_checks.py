@@ -173,12 +173,13 @@ def of_silence(requests: Requests, events: Events, end_s: float) -> Iterable[Fin
         )
 
 
-def of_steadiness(events: Events, window: Window, settled: bool) -> Iterable[Finding]:
-    """Drift, and a start before two windows agreed."""
+def of_steadiness(events: Events, window: Window, half_width: float, settled: bool) -> Iterable[Finding]:
+    """Drift beyond noise, and a start before two windows agreed. `half_width`: of the throughput's interval."""
     middle_s = (window.begin_s + window.end_s) / 2
     earlier = throughput(events, window.begin_s, middle_s, 1).value
     later = throughput(events, middle_s, window.end_s, 1).value
-    if abs(later - earlier) > HALVES_DIFFER_BY * max(earlier, later):
+    # the halves' difference has twice the standard error of the whole: three of its own are three half widths
+    if abs(later - earlier) > max(HALVES_DIFFER_BY * max(earlier, later), 3 * half_width):
         yield Finding(f"the halves of the measured part differ: {earlier:.1f} and {later:.1f} output tokens/s")
     if not settled:
         yield Finding("the load had not settled when measuring began: two windows before it differed by over 5 %")

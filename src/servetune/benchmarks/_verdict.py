@@ -93,7 +93,9 @@ def _figures(
         findings += of_concurrency(held, outcome.level.concurrency)
     else:
         findings += of_arrivals(requests, window, effort, outcome.level.concurrency)
-    findings += of_steadiness(events, window, outcome.pace.settled or outcome.level.workload.warmup != "auto")
+    findings += of_steadiness(
+        events, window, (flow.high - flow.low) / 2, outcome.pace.settled or outcome.level.workload.warmup != "auto"
+    )
     findings += of_server(view, held)
     findings += of_counters(compared)
     return Measurement(

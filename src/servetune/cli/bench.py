@@ -1,0 +1,232 @@
+"""`servetune bench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from servetune import plugins
+from servetune.cli._options import json_option
+from servetune.core.benchmark import Level, LoadGenerator, Measurement, Percentiles, Progress, Workload
+from servetune.core.clock import WallClock
+from servetune.core.errors import UsageError
+
+EXAMPLE = """
+\b
+Example:
+  servetune bench http://127.0.0.1:30000 --concurrency 1,10,256,1024 --input-tokens 512 --output-tokens 256
+  servetune bench http://127.0.0.1:8000 --api openai --rate poisson:20 --json
+"""
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers from 1 on, separated by commas."""
+
+    name = "n,n,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Fails with the value that is none."""
+        if isinstance(value, tuple):
+            return value
+        words = str(value).split(",")
+        if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+            self.fail(f"{value!r}: write numbers from 1 on, such as 1,10,256", param, ctx)
+        return tuple(int(word) for word in words)
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("url")
+@click.option("--concurrency", type=Numbers(), default="1,10,256,1024", show_default=True, help="Levels to hold.")
+@click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--api", type=click.Choice(["sglang", "openai"]), default="sglang", show_default=True)
+@click.option("--rate", help="Open loop: poisson:20 (requests per second), or trace. Concurrency is then the most.")
+@click.option("--trace", help="JSONL file of lengths {input, output} and, for --rate trace, times {arrival}.")
+@click.option("--requests", type=click.IntRange(1), help="Requests per level instead of as many as precision needs.")
+@click.option(
+    "--limit-s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds per level at most."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@click.option("--header", "headers", multiple=True, help="`Name: value`, sent with each request; may be repeated.")
+@click.option("--goodput", help="Limits of one request, such as ttft_s=0.5,tpot_s=0.05.")
+@click.option("--processes", type=click.IntRange(1), help="Of the client; without it, as the machine allows.")
+@json_option
+def command(**options: Any) -> None:
+    """Measure the running server at URL, level by level, with the load generator that studies use.
+
+    Exit status 1 when a level could not be measured or its figures must not be used.
+    """
+    generator = _generator(options)
+    headers = dict(_header(text) for text in options["headers"])
+    workload = Workload(
+        input_tokens=options["input_tokens"],
+        output_tokens=options["output_tokens"],
+        concurrency=options["concurrency"],
+        requests_per_level=options["requests"] or "auto",
+        api=options["api"],
+        seed=options["seed"],
+    )
+    begin_s = time.process_time()
+    measured: list[Measurement] = []
+    with _view(options["as_json"]) as view:
+        for concurrency in workload.concurrency:
+            level = Level(concurrency=concurrency, workload=workload, limit_s=options["limit_s"])
+            measurement = generator.run(options["url"], level, WallClock(), view.progress, headers)
+            assert measurement is not None  # nothing says stop
+            measured.append(measurement)
+            view.finished(measurement)
+    if options["as_json"]:
+        # the load's processes are counted by each level, this process as a whole
+        click.echo(json.dumps(document(measured, time.process_time() - begin_s), indent=2))
+    if not all(measurement.valid for measurement in measured):
+        sys.exit(1)
+
+
+def document(measured: list[Measurement], cpu_s: float) -> dict[str, Any]:
+    """What `--json` prints. Times in seconds; `cpu_s`: CPU time of the client over all levels."""
+    return {"levels": [_level_document(measurement) for measurement in measured], "client": {"cpu_s": cpu_s}}
+
+
+def _level_document(measurement: Measurement) -> dict[str, Any]:
+    whole = measurement.model_dump(mode="json")
+    rate = {"value": whole.pop("output_tokens_per_s"), "low": whole.pop("low"), "high": whole.pop("high")}
+    first = {"concurrency": whole.pop("concurrency"), "output_tokens_per_s": rate}
+    return first | {key: whole.pop(key) for key in ("ttft_s", "tpot_s", "itl_s", "e2e_s", "valid", "warnings")} | whole
+
+
+def _generator(options: dict[str, Any]) -> LoadGenerator:
+    settings: dict[str, Any] = {
+        "processes": options["processes"],
+        "lengths": {"trace": options["trace"]},
+        "goodput": _goodput(options["goodput"]),
+    }
+    if options["rate"]:
+        settings["rate"] = options["rate"]
+    module = plugins.load("benchmarks", "open_loop" if options["rate"] else "closed_loop")
+    try:
+        found: LoadGenerator = module.create(module.Settings(**settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
+    return found
+
+
+def _goodput(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    limits = {}
+    for part in text.split(","):
+        name, _, bound = part.partition("=")
+        try:
+            limits[name.strip()] = float(bound)
+        except ValueError:
+            raise UsageError(f"--goodput is {text!r}; write limits such as ttft_s=0.5,tpot_s=0.05") from None
+    return limits
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, found, value = text.partition(":")
+    if not found or not name.strip() or not text.isprintable():
+        raise UsageError(f"--header is {text!r}; write it as 'Name: value'")
+    return name.strip(), value.strip()
+
+
+class View:
+    """Plain lines: one for each finished level and one for each warning."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def progress(self, progress: Progress) -> bool:
+        """Called while a level is measured; never ends it."""
+        return True
+
+    def finished(self, measurement: Measurement) -> None:
+        """A level is over."""
+        self._console.print(line(measurement), markup=False, soft_wrap=True)
+        for warning in measurement.warnings:
+            self._console.print(f"  warning: {warning}", markup=False, soft_wrap=True)
+
+
+class LiveView(View):
+    """A table of all levels, the one being measured with its progress."""
+
+    def __init__(self, console: Console, live: Live) -> None:
+        super().__init__(console)
+        self._live = live
+        self._done: list[Measurement] = []
+
+    def progress(self, progress: Progress) -> bool:
+        """Draw the level under way."""
+        self._live.update(_table(self._done, progress), refresh=True)
+        return True
+
+    def finished(self, measurement: Measurement) -> None:
+        """Draw without a level under way; its warnings stay above the table."""
+        self._done.append(measurement)
+        for warning in measurement.warnings:
+            self._console.print(f"concurrency {measurement.concurrency}: {warning}", markup=False, soft_wrap=True)
+        self._live.update(_table(self._done, None), refresh=True)
+
+
+@contextmanager
+def _view(as_json: bool) -> Iterator[View]:
+    stream = sys.stderr if as_json else sys.stdout
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    if not stream.isatty():
+        yield View(console if not as_json else Console(quiet=True))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield LiveView(console, live)
+
+
+COLUMNS: tuple[tuple[str, Callable[[Measurement], str]], ...] = (
+    ("concurrency", lambda m: str(m.concurrency)),
+    ("tokens/s", lambda m: f"{m.output_tokens_per_s:,.1f}"),
+    ("95 %", lambda m: f"{m.low:,.1f} – {m.high:,.1f}"),
+    ("TTFT p50 / p99", lambda m: _pair(m.ttft_s)),
+    ("ITL p50 / p99", lambda m: _pair(m.itl_s)),
+    ("E2E p50 / p99", lambda m: _pair(m.e2e_s)),
+    (
+        "requests",
+        lambda m: f"{m.requests_completed:,}" + (f" ({m.requests_failed} failed)" if m.requests_failed else ""),
+    ),
+    ("", lambda m: "" if m.valid else "NOT VALID"),
+)
+
+
+def _pair(percentiles: Percentiles | None) -> str:
+    return "–" if percentiles is None else f"{_seconds(percentiles.p50)} / {_seconds(percentiles.p99)}"
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s * 1e3:.3g} ms" if value_s < 1 else f"{value_s:.3g} s"
+
+
+def line(measurement: Measurement) -> str:
+    """A finished level as one line of text."""
+    told = [f"{name} {text(measurement)}".strip() for name, text in COLUMNS if text(measurement)]
+    return "  ".join(told)
+
+
+def _table(done: list[Measurement], current: Progress | None) -> Table:
+    table = Table(*(name for name, _ in COLUMNS), box=None, pad_edge=False)
+    for measurement in done:
+        table.add_row(*(text(measurement) for _, text in COLUMNS))
+    if current is not None:
+        failed = f" ({current.failed} failed)" if current.failed else ""
+        share = f"{current.completed:,} of about {max(current.expected, current.completed):,}{failed}"
+        stage = "warming up" if current.stage == "warmup" else f"{current.elapsed_s:.0f} s"
+        rate = f"{current.output_tokens_per_s:,.1f}"
+        table.add_row(str(current.concurrency), rate, stage, "", "", "", share, "")
+    return table

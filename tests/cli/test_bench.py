@@ -1,0 +1,92 @@
+"""`servetune bench` as a user runs it: a process, a server, its output."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+from fakes.streaming.process import exact_rate_server
+
+from servetune.cli.bench import command
+from servetune.core.errors import SpecError
+
+
+@pytest.fixture(scope="module")
+def server():
+    with exact_rate_server("--itl-s", 0.005, "--ttft-s", 0.02) as running:
+        yield running
+
+
+def bench(*arguments):
+    command = [sys.executable, "-m", "servetune", "bench", *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+SHORT = ("--output-tokens", 20, "--input-tokens", 16, "--requests", 24, "--limit-s", 10)
+
+
+def test_json_has_every_level_in_the_documented_shape(server):
+    done = bench(server.url, "--concurrency", "2,8", *SHORT, "--json")
+    told = json.loads(done.stdout)
+    assert set(told) == {"levels", "client"}
+    assert told["client"]["cpu_s"] > 0
+    assert [level["concurrency"] for level in told["levels"]] == [2, 8]
+    for level in told["levels"]:
+        assert {"output_tokens_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s", "valid", "warnings"} <= set(level)
+        rate = level["output_tokens_per_s"]
+        assert 0 < rate["low"] <= rate["value"] <= rate["high"]
+        assert set(level["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
+    assert done.returncode == (0 if all(level["valid"] for level in told["levels"]) else 1)
+    assert done.stderr == ""
+
+
+def test_a_pipe_gets_one_plain_line_per_level(server):
+    done = bench(server.url, "--concurrency", "2,4", *SHORT, "--api", "openai")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("  warning")]
+    assert [line.split()[:2] for line in lines] == [["concurrency", "2"], ["concurrency", "4"]]
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "tokens/s" in lines[0]
+
+
+def test_open_loop_with_goodput(server):
+    options = ("--rate", "poisson:40", "--goodput", "ttft_s=1,e2e_s=5", "--concurrency", 64, "--json")
+    done = bench(server.url, *options, *SHORT)
+    level = json.loads(done.stdout)["levels"][0]
+    assert level["details"]["goodput_share"] == pytest.approx(1.0, abs=0.2)
+    assert level["details"]["concurrency_held"] < 32
+
+
+def test_a_trace_gives_the_lengths(server, tmp_path):
+    trace = tmp_path / "traffic.jsonl"
+    trace.write_text('{"input": 8, "output": 5}\n{"input": 16, "output": 15}\n')
+    done = bench(server.url, "--concurrency", 4, *SHORT, "--trace", trace, "--json")
+    level = json.loads(done.stdout)["levels"][0]
+    assert level["output_tokens"] / level["requests_completed"] == pytest.approx(10, rel=0.25)
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    done = bench("127.0.0.1:1", "--concurrency", 2, *SHORT)
+    assert done.returncode == 1
+    assert "NOT VALID" in done.stdout
+    assert "no connection" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ftp://host",), "'ftp://host'; expected http://host:port"),
+        (("127.0.0.1:1", "--concurrency", "1,x"), "'1,x': write numbers from 1 on"),
+        (("127.0.0.1:1", "--rate", "steady:3"), "'steady:3'; write poisson:20"),
+        (("127.0.0.1:1", "--rate", "trace"), "rate: trace needs"),
+        (("127.0.0.1:1", "--trace", "/no/such/file"), "/no/such/file cannot be read"),
+        (("127.0.0.1:1", "--header", "nonsense"), "write it as 'Name: value'"),
+        (("127.0.0.1:1", "--goodput", "ttft_s"), "write limits such as"),
+        (("127.0.0.1:1", "--goodput", "speed=3"), "speed"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments, words):
+    with pytest.raises((SpecError, click.UsageError)) as raised:
+        command.main(list(arguments), standalone_mode=False)
+    assert words in str(raised.value)
