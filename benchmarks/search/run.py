@@ -84,10 +84,7 @@ def hours_to(told: list, value: float) -> float | None:
     """Node-hours from which on the recommendation is at least `value`, and stays so."""
     reached = None
     for hours, score in told:
-        if score >= value - 1e-9:
-            reached = hours if reached is None else reached
-        else:
-            reached = None
+        reached = (hours if reached is None else reached) if score >= value - 1e-09 else None
     return reached
 
 
@@ -140,7 +137,8 @@ def table(rows: dict[str, dict], strategies: list[str]) -> str:
     common = sorted(set.intersection(*(set(found) for found in rows.values())))
     lines = [
         f"{len(common)} runs",
-        "| strategy | reach 95 % | median h | worst h | reach 98 % | median h | final, median | final, worst | best peer's hours ÷ ours |",
+        "| strategy | reach 95 % | median h | worst h | reach 98 % | median h | final, median | final, worst "
+        "| best peer's hours ÷ ours |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in strategies:

@@ -49,7 +49,7 @@ FRACTIONS = tuple(round(0.70 + 0.005 * i, 3) for i in range(55))
 
 
 def scenario(seed: int) -> dict:
-    """One scenario as a document. Everything varies: memory, pace, sizes of effects, how many things crash, and where."""
+    """One scenario as a document. Everything varies: memory, pace, sizes of effects, how many things crash, where."""
     rng = random.Random(seed)
     pre = rng.choice((78.0, 94.0, 139.0, 178.0, 186.0))
     weights = round(pre * rng.uniform(0.45, 0.82), 1)
@@ -126,7 +126,7 @@ def scenario(seed: int) -> dict:
 
 
 def effects(rng: random.Random, width: float) -> list[dict]:
-    """Per level and value: a common part and a part of the level's own; a few pairs; overlap only with an all-to-all."""
+    """Per level and value: a common part and a part of the level's own; a few pairs; overlap only with all-to-all."""
 
     def table(size: float) -> dict:
         common = rng.gauss(0, 0.7)
@@ -222,7 +222,7 @@ def failures(rng: random.Random, crashing: float) -> dict:
 
 
 def optimum(made: Scenario) -> tuple[float, dict]:
-    """The best noise-free score over the simulated space. All-reduce and piecewise graphs are chosen on their own first:
+    """The best noise-free score over the simulated space. All-reduce and piecewise graphs are chosen on their own:
     in these scenarios nothing depends on them but their own factor. Then all the rest together, coarse fractions first.
     """
     ranked: list[tuple[float, tuple]] = []
@@ -250,7 +250,7 @@ def optimum(made: Scenario) -> tuple[float, dict]:
 
 
 def sizes_that_matter(made: Scenario, head: tuple, fraction: float) -> set[int]:
-    """Graphs help up to the requests that run at a level, and cost memory: only the least size for each level counts."""
+    """Graphs help up to the requests that run at a level, and cost memory: only the least size per level counts."""
     effective, _ = configure(made, assignment((*head, 8), fraction))
     if memory(made, effective).kv_gib <= 0:
         return set()
