@@ -16,6 +16,7 @@ KIMI = {"tp-size": 8, "cuda-graph-max-bs": 128}
 #: The two models of the H200 launches, as shapes of Qwen3-30B-A3B.
 SMALL = {**config("qwen3-30b-a3b"), "num_hidden_layers": 12, "num_experts": 64, "vocab_size": 32768}
 LARGE = config("qwen3-30b-a3b")
+AFTER_CAPTURE = {"env.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "1"}
 H200_VERSION = "0.5.18"
 
 
@@ -260,3 +261,30 @@ class TestInterval:
         assert found.fraction_named == ("mem-fraction-static" in assignment)
         if found.fraction <= found.fraction_needed:
             assert found.kv_tokens == 0
+
+
+class TestSizingAfterCapture:
+    """SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the cache takes what graphs have left, so the engine reserves less."""
+
+    @pytest.mark.parametrize(
+        ("version", "model", "flags", "fraction"),
+        [
+            ("0.5.23", "qwen3-30b-a3b", {}, round((97887 - 1536 - 1024) / 97887, 3)),
+            ("0.5.18", "qwen3-30b-a3b", {}, round((97887 - 1536 - 1024) / 97887, 3)),
+            ("0.5.13", "qwen3-30b-a3b", {}, None),
+            ("0.5.23", "deepseek-v3", {}, None),  # not for latent attention
+            ("0.5.23", "qwen3-30b-a3b", {"disable-cuda-graph": True}, None),
+            ("0.5.23", "qwen3-30b-a3b", {"cuda-graph-max-bs-prefill": 2048}, None),  # a chunk would run without graph
+        ],
+    )
+    def test_the_automatic_fraction(self, version, model, flags, fraction):
+        plain = forecast({"tp-size": 8, **flags}, RTX_PRO, version, config(model))
+        after = forecast({"tp-size": 8, **flags, **AFTER_CAPTURE}, RTX_PRO, version, config(model))
+        assert after.fraction == (fraction if fraction is not None else plain.fraction)
+
+    def test_graphs_no_longer_bound_the_fraction(self):
+        plain = forecast({"tp-size": 8}, RTX_PRO, "0.5.23", config("qwen3-30b-a3b"))
+        after = forecast({"tp-size": 8, **AFTER_CAPTURE}, RTX_PRO, "0.5.23", config("qwen3-30b-a3b"))
+        assert after.fraction_high > plain.fraction_high
+        assert after.weights_bytes - plain.weights_bytes == after.graph_bytes
+        assert after.kv_tokens > plain.kv_tokens

@@ -26,6 +26,7 @@ class TestKeys:
             ({}, {"speculative_num_steps": 3}),
             ({}, {"hicache_io_backend": "direct"}),
             ({}, {"chunked_prefill_size": 8192}),
+            ({}, {"torch_compile_max_bs": 16}),
             ({"attention_backend": "triton"}, {"attention_backend": "triton", "decode_attention_backend": "triton"}),
         ],
     )

@@ -23,7 +23,7 @@ from servetune.engines.sglang.model_config import model_facts
 from servetune.engines.sglang.rules._registry import parse_version
 from servetune.engines.sglang.rules._run import run
 from servetune.engines.sglang.rules._state import State
-from servetune.engines.sglang.rules.memory_defaults import prefill_graph_sizes
+from servetune.engines.sglang.rules.memory_defaults import post_capture_sizing, prefill_graph_sizes
 
 __all__ = [
     "MEMORY_RULES",
@@ -53,9 +53,11 @@ _LOADED_KERNELS_BYTES = int(0.02 * _GIB)
 class MemoryForecast(Frozen):
     """Memory of one GPU, in bytes unless said otherwise.
 
-    `fraction_low`, `fraction_high`: the interval that can work; outside of it the launch is known to die.
-    `fraction_needed`: the best estimate of the smallest fraction with room for one token. `fraction`: the one that the
-    launch would use, named or automatic. `known_from`: shapes, node (another class was launched) or class.
+    `weights_bytes`: all that is taken when the KV cache is sized: also workspaces and, where the engine sizes it after
+    their capture, graphs; `weights`: its larger parts. `fraction_low`, `fraction_high`: the interval that can work;
+    outside of it the launch is known to die. `fraction_needed`: the best estimate of the smallest fraction with room
+    for one token. `fraction`: the one that the launch would use, named or automatic. `known_from`: shapes, node
+    (another class was launched) or class.
     """
 
     before_load_bytes: int
@@ -247,12 +249,14 @@ def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
     drafts = state.speculative_algorithm not in (None, "NGRAM")
     per_token = _memory_cache.bytes_per_token(model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts)
     fraction, page = state.mem_fraction_static, int(state.page_size or 1)
+    captured = _headroom(state, known, 0)[1] if post_capture_sizing(state) else 0
+    weights += captured
     tokens = None if fraction is None else _tokens(before, weights, per_token, fraction, page)
     if tokens is not None and state.max_total_tokens is not None:
         tokens = min(tokens, int(state.max_total_tokens))
     tables, graphs, activations = _headroom(state, known, tokens or 0)
     later = _memory_workspaces.symmetric_memory_bytes(state)
-    low, high = _interval(before, weights, tables + graphs + activations + later, known.source)
+    low, high = _interval(before, weights, tables + (0 if captured else graphs) + activations + later, known.source)
     return MemoryForecast(
         before_load_bytes=before,
         weights=parts,

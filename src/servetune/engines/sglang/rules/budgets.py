@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules.memory_defaults import prefill_buffer_tokens
 
 FLASHINFER = "arg_groups/moe_hook.py:validate_flashinfer_a2a_token_budget"
 DEEPEP_V2 = "arg_groups/moe_hook.py:validate_deepep_v2_dispatch_token_budget"
@@ -35,14 +36,6 @@ def decode_graph_tokens(s: State) -> int:
 
 def _tokens_per_request(s: State) -> int:
     return int(s.speculative_num_draft_tokens or 1) if s.speculative_algorithm else 1
-
-
-def _prefill_tokens(s: State) -> int:
-    """`max_prefill_buffer_tokens`: the chunk, which dynamic chunking with pipeline parallelism may exceed."""
-    chunk = max(0, s.chunked_prefill_size or 0)
-    if s.enable_dynamic_chunking and s.pp_size > 1 and chunk:
-        return int(max(chunk, s.max_prefill_tokens or 0, -(-chunk * 5 // 4)))
-    return int(chunk)
 
 
 @rule(
@@ -79,7 +72,7 @@ def flashinfer(s: State) -> Effects:
         yield Refuse(
             "--moe-a2a-backend flashinfer needs chunked prefill", _TOKENS[:2], ("--chunked-prefill-size 8192",)
         )
-    prefill = _prefill_tokens(s)
+    prefill = prefill_buffer_tokens(s)
     graph = (s.cuda_graph_max_bs_prefill or 0) if s.cuda_graph_backend_prefill != "disabled" else 0
     needed = max(prefill, graph, decode_graph_tokens(s))
     capacity = s.env_int("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", max(prefill, 4096))
@@ -97,7 +90,7 @@ def deepep_v2(s: State) -> Effects:
     if s.moe_a2a_backend != "deepep_v2" or s.chunked_prefill_size is None:
         return
     capacity = s.env_int("SGLANG_DEEPEP_V2_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 128)
-    ceiling = _prefill_tokens(s) or s.max_prefill_tokens or 0
+    ceiling = prefill_buffer_tokens(s) or s.max_prefill_tokens or 0
     scatter = max(1, s.tp_size // max(1, s.attn_dp_size))
     for name, needed in (("prefill", -(-ceiling // scatter)), ("decode", decode_graph_tokens(s))):
         if needed > capacity and not (name == "prefill" and s.disaggregation_mode == "decode"):

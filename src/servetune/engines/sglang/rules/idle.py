@@ -189,6 +189,13 @@ def graphs_above_running_requests(s: State) -> Effects:
         yield Idle(field, f"no graph above {limit} running requests (per DP group) is captured", limit)
 
 
+@rule("idle.torch_compile_sizes", Stage.IDLE, layer="runtime", source="cuda_graph_runner.py: compile_bs")
+def torch_compile_sizes(s: State) -> Effects:
+    """The largest batch that is compiled says nothing where nothing is."""
+    if not s.enable_torch_compile:
+        yield from idle(s, "torch_compile_max_bs", "--enable-torch-compile is not given")
+
+
 @rule(
     "idle.piecewise_deprecated",
     Stage.IDLE,

@@ -16,6 +16,7 @@ _GIB_MIB = 1024
 _TIERS = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
 _TIERS_0_5_19 = (_TIERS[0], (35, 4096, 48, 160), *_TIERS[2:])
 _LARGEST = (0, 16384, 512, 512)
+_TRUE = ("1", "true", "yes", "y", "on")
 
 
 def _tier(state: State) -> tuple[int, int]:
@@ -70,8 +71,32 @@ def automatic_fraction(s: State) -> Effects:
     memory = s.gpu.memory_mib
     if s.mem_fraction_static is not None or memory is None:
         return
+    if post_capture_sizing(s):
+        plain = round((memory - 1536 - s.tp_size * s.pp_size / 8 * 1024) / memory, 3)
+        vision = _sees(s) and s.version >= (0, 5, 20)
+        yield Fill("mem_fraction_static", plain - 8192 / memory if vision else plain * _vision_factor(s))
+        return
     reserved = _reserved_mib(s) if s.version >= (0, 5, 14) else _reserved_mib_to_0_5_13(s)
     yield Fill("mem_fraction_static", round((memory - reserved) / memory, 3) * _vision_factor(s))
+
+
+def post_capture_sizing(s: State) -> bool:
+    """Whether the KV cache is sized after graphs are captured (`post_capture_kv_sizing_planned`)."""
+    if s.version < (0, 5, 18) or str(s.env.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "0")).lower() not in _TRUE:
+        return False
+    if s.dcp_size != 1 or s.model.mla or s.enable_memory_saver or s.kv_cache_dtype == "fp4_e2m1":
+        return False
+    if "disabled" in (s.cuda_graph_backend_decode, s.cuda_graph_backend_prefill) or (s.chunked_prefill_size or 0) <= 0:
+        return False
+    return prefill_buffer_tokens(s) <= max(_prefill_sizes(s), default=0)
+
+
+def prefill_buffer_tokens(s: State) -> int:
+    """`max_prefill_buffer_tokens`: the chunk, which dynamic chunking with pipeline parallelism may exceed."""
+    chunk = max(0, s.chunked_prefill_size or 0)
+    if s.enable_dynamic_chunking and s.pp_size > 1 and chunk:
+        return int(max(chunk, s.max_prefill_tokens or 0, -(-chunk * 5 // 4)))
+    return int(chunk)
 
 
 @rule("memory.automatic_fraction_0_5_2", Stage.MEMORY, until="0.5.2", source=SOURCE)
@@ -156,12 +181,14 @@ def batch_sizes(listed: Any) -> list[int]:
     return [int(word) for word in str(listed).replace(",", " ").split()]
 
 
+def _sees(s: State) -> bool:
+    return s.model.multimodal and not s.language_only and not s.language_model_only
+
+
 def _vision_factor(s: State) -> float:
     """Multimodal models leave room for the vision tower, by its size (`adjust_mem_fraction_for_vlm`)."""
     model = s.model
-    if not model.multimodal or (model.vision_layers is None and model.vision_hidden is None):
-        return 1.0
-    if s.language_only or s.language_model_only:
+    if not _sees(s) or (model.vision_layers is None and model.vision_hidden is None):
         return 1.0
     complexity = (model.vision_layers or 24) * (model.vision_hidden or 1024) ** 2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (complexity - 1.0)))
