@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -178,8 +178,7 @@ class PlainView:
                 yield f"trial {event.trial} {event.purpose.value}: {event.overrides}"
             case LevelDone(measurement=m):
                 yield f"  concurrency {m.concurrency}: {tokens_per_s(m.output_tokens_per_s)} tokens/s"
-                for warning in m.warnings:
-                    yield f"    warning: {warning}"
+                yield from _first_warnings(m.warnings)
             case RunEnded() if event.failure is not None:
                 yield f"  {event.failure.slug} in {event.failure.phase.value}: {event.failure.message}"
             case TrialEnded(record=record):
@@ -190,11 +189,23 @@ class PlainView:
     def _ending(self, record: TrialRecord) -> str:
         if record.state is TrialState.REJECTED:
             return "; ".join(violation.message for violation in record.rejected)
+        if record.failure is not None:
+            return f"{record.failure.slug}{self._sums()}"
         known = "" if record.duplicate_of is None else f" (known from trial {record.duplicate_of})"
         value = "" if record.value is None else f"{tokens_per_s(record.value)} tokens/s"
+        return f"{value}{known}{self._sums()}"
+
+    def _sums(self) -> str:
         best = self._standing.best
         lead = "" if best is None else f"; best so far trial {best.number}: {tokens_per_s(best.value)}"
-        return f"{value}{known}{lead}, {duration(self._standing.node_s)} of node time spent"
+        return f"{lead}; {duration(self._standing.node_s)} of node time spent"
+
+
+def _first_warnings(warnings: Sequence[str]) -> Iterator[str]:
+    """The first warning of a level and how many more there are; the report and `--json` have all."""
+    for warning in warnings[:1]:
+        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        yield f"    warning: {warning}{more}"
 
 
 class LiveView:

@@ -116,7 +116,8 @@ def verdict(
     if best.number == base.number:
         return "the baseline stands: nothing measured is ahead of it"
     found = lead(best, base, stored.spec)
-    assert found is not None
+    if found is None:
+        return f"trial {best.number} is the best; the baseline measured nothing to compare it with"
     ahead = f"trial {best.number} is {100 * found.gain:+.1f} % ahead of the baseline"
     if found.launches == 0:
         return f"{ahead}; not confirmed in fresh launches, so expect less"

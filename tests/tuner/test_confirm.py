@@ -9,8 +9,9 @@ from servetune.core.engine import EngineChoice
 from servetune.core.failure import Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import SearchSpace
-from servetune.core.study import Confirmation, StudySpec
+from servetune.core.study import Confirmation, StoredStudy, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
+from servetune.report import build
 from servetune.tuner.confirm import confirmation_plan, lead, winner
 
 LEVELS = (1, 10)
@@ -122,3 +123,11 @@ def test_a_lead_without_confirmation_has_no_interval():
     assert found.gain == pytest.approx(0.2)
     assert found.low is None
     assert not found.proved
+
+
+def test_a_baseline_that_measured_nothing_does_not_stop_a_report():
+    trials = (trial(0, 0.0, baseline=True), trial(1, 120))
+    stored = StoredStudy(name="s", spec=SPEC, source="", fingerprint="", created_at="t")
+    report = build(stored, trials, {})
+    assert report.winner == 1
+    assert "nothing to compare" in report.verdict

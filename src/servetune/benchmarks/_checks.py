@@ -12,12 +12,15 @@ from servetune.benchmarks._holder import EffortSeries
 from servetune.benchmarks._metrics import Events, Requests, TimeMap, throughput, tokens_until
 from servetune.benchmarks._observer import Reading
 from servetune.benchmarks._records import Outcome
+from servetune.core.benchmark import Percentiles
 
 FAILED_AT_MOST = 0.01
 CONCURRENCY_AT_LEAST = 0.9
 BUSY_AT_MOST = 0.9
 BUSY_NOTED = 0.7
 LATE_AT_MOST = 0.05  # mean lateness of the loop's timer against the mean time of an answer
+LATE_SHARE = 0.15  # of the loop's timer at p99 in ITL's p99
+COMPRESSED = 1.5  # node seconds per wall second
 SERVER_DIFFERS_BY = 0.02
 HALVES_DIFFER_BY = 0.05
 GROWS_BY = 1.3  # requests in flight of an open loop, from one half to the other
@@ -52,6 +55,7 @@ class Effort:
     waiting_s: float  # runnable without a core
     wall_s: float
     mean_lag_s: float
+    p99_lag_s: float
     worst_lag_s: float
     total_cpu_s: float  # of all workers
     queued: float  # open loop: arrived and not sent, on average
@@ -66,13 +70,14 @@ def effort_between(series: Sequence[EffortSeries], wall_begin_s: float, wall_end
     """Costs between two wall times, from the readings of each worker."""
     found = [effort for one in series if (effort := _effort(one, wall_begin_s, wall_end_s)) is not None]
     if not found:
-        return Effort(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return Effort(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     worst = max(found, key=lambda effort: effort.busy_share)
     return Effort(
         worst.cpu_s,
         worst.waiting_s,
         worst.wall_s,
         max(effort.mean_lag_s for effort in found),
+        max(effort.p99_lag_s for effort in found),
         max(effort.worst_lag_s for effort in found),
         sum(effort.cpu_s for effort in found),
         sum(effort.queued for effort in found),
@@ -90,7 +95,8 @@ def _effort(one: EffortSeries, wall_begin_s: float, wall_end_s: float) -> Effort
     waiting_s = one.waiting_s[last] - one.waiting_s[first]
     queued = float(np.mean(np.array(one.queued)[inside]))
     spent_s = float(wall[last] - wall[first])
-    return Effort(cpu_s, waiting_s, spent_s, float(np.mean(lags)), float(np.max(lags)), cpu_s, queued)
+    late = (float(np.mean(lags)), float(np.quantile(lags, 0.99)), float(np.max(lags)))
+    return Effort(cpu_s, waiting_s, spent_s, *late, cpu_s, queued)
 
 
 def concurrency_held(requests: Requests, window: Window) -> float:
@@ -132,6 +138,15 @@ def of_client(effort: Effort, mean_answer_s: float | None) -> Iterable[Finding]:
             f"the client's event loop was {effort.mean_lag_s * 1e3:.0f} ms late on average (at worst "
             f"{effort.worst_lag_s * 1e3:.0f} ms) while an answer took {mean_answer_s * 1e3:.0f} ms",
             fatal=True,
+        )
+
+
+def of_delays(effort: Effort, itl: Percentiles | None, node_s_per_wall_s: float) -> Iterable[Finding]:
+    """Latencies that hold much of the client's own lateness. Not in compressed time, where small delays always count."""
+    if itl is not None and node_s_per_wall_s < COMPRESSED and effort.p99_lag_s > LATE_SHARE * itl.p99:
+        yield Finding(
+            f"latencies hold delays of the client: its event loop was {effort.p99_lag_s * 1e3:.1f} ms late at p99, "
+            f"where ITL p99 is {itl.p99 * 1e3:.1f} ms"
         )
 
 

@@ -38,6 +38,10 @@ class TimeMap:
         """Node time of wall times."""
         return (wall - self.wall_origin_s) * self.scale + self.node_origin_s
 
+    def wall(self, node_s: float) -> float:
+        """Wall time of a node time."""
+        return (node_s - self.node_origin_s) / self.scale + self.wall_origin_s
+
 
 @dataclass(frozen=True)
 class Requests:

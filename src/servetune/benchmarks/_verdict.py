@@ -18,6 +18,7 @@ from servetune.benchmarks._checks import (
     of_client,
     of_concurrency,
     of_counters,
+    of_delays,
     of_requests,
     of_server,
     of_silence,
@@ -89,6 +90,7 @@ def _figures(
     view = server_view(outcome.readings, window, times)
     compared = compare_counters(outcome.readings, requests, events, window, times)
     findings += of_client(effort, None if answer is None else answer.mean / outcome.node_s_per_wall_s)
+    findings += of_delays(effort, seen["itl"], outcome.node_s_per_wall_s)
     if outcome.demand.arrivals is None:
         findings += of_concurrency(held, outcome.level.concurrency)
     else:
@@ -114,10 +116,18 @@ def _figures(
         valid=not any(finding.fatal for finding in findings),
         warnings=tuple(finding.text for finding in findings),
         details=_details(effort, view, held, len(events.time_s))
+        | _window_details(window, times, events)
         | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s})
         | interval_details(series, window.begin_s, window.end_s, batches)
         | _goodput(outcome, requests, events, window),
     )
+
+
+def _window_details(window: Window, times: TimeMap, events: Events) -> dict[str, float]:
+    """Begin and end on this machine's monotonic clock, to compare with logs and counters; events inside."""
+    inside = (events.time_s > window.begin_s) & (events.time_s <= window.end_s)
+    begin_s, end_s = times.wall(window.begin_s), times.wall(window.end_s)
+    return {"window_begin_s": begin_s, "window_end_s": end_s, "events_in_window": float(np.sum(inside))}
 
 
 def _goodput(outcome: LevelOutcome, requests: Requests, events: Events, window: Window) -> dict[str, float]:
@@ -138,6 +148,7 @@ def _details(effort: Effort, view: ServerView, held: float, events: int) -> dict
         "client_cpu_s": effort.total_cpu_s,
         "client_busy_share": effort.busy_share,
         "client_mean_lag_s": effort.mean_lag_s,
+        "client_p99_lag_s": effort.p99_lag_s,
         "client_worst_lag_s": effort.worst_lag_s,
         "concurrency_held": held,
         "events": float(events),

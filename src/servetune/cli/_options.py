@@ -22,8 +22,8 @@ def storage_option(command: Command) -> Command:
     option = click.option(
         "--storage",
         default=lambda: os.environ.get("SERVETUNE_STORAGE", DEFAULT_STORAGE),
-        show_default=DEFAULT_STORAGE,
-        help="Study database; SERVETUNE_STORAGE sets another default.",
+        metavar="URL",
+        help=f"Study database (default: {DEFAULT_STORAGE}, or what SERVETUNE_STORAGE says).",
     )
     return option(command)
 

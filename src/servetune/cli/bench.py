@@ -16,7 +16,6 @@ from rich.live import Live
 from rich.table import Table
 
 from servetune import plugins
-from servetune.cli._options import json_option
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import WallClock
 from servetune.core.errors import UsageError
@@ -60,7 +59,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 @click.option("--header", "headers", multiple=True, help="`Name: value`, sent with each request; may be repeated.")
 @click.option("--goodput", help="Limits of one request, such as ttft_s=0.5,tpot_s=0.05.")
 @click.option("--processes", type=click.IntRange(1), help="Of the client; without it, as the machine allows.")
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(**options: Any) -> None:
     """Measure the running server at URL, level by level, with the load generator that studies use.
 

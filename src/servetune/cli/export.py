@@ -27,7 +27,12 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("study")
 @click.option(
-    "--format", "format_", default="shell", show_default=True, help=f"One of {', '.join(plugins.names('exports'))}."
+    "--format",
+    "format_",
+    default="shell",
+    show_default=True,
+    metavar="FORMAT",
+    help=f"One of {', '.join(plugins.names('exports'))}.",
 )
 @click.option("--trial", type=int, help="Another trial than the best.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead.")

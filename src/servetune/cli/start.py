@@ -25,7 +25,7 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--new-name", metavar="NAME", help="Start under another name than the file's.")
-@click.option("--storage", help="Study database; default: the one that the study file names.")
+@click.option("--storage", metavar="URL", help="Study database; default: the one that the study file names.")
 @click.option("--seed-from", metavar="STUDY", help="Measure the best configurations of an earlier study first.")
 @click.option("--or-resume", is_flag=True, help="Go on with the study when it exists; say so when it is finished.")
 def command(file: Path, new_name: str | None, storage: str | None, seed_from: str | None, or_resume: bool) -> None:

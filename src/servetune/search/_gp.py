@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 LENGTH = 0.35
 #: Prior of the amplitudes: median and spread of the logarithm; pairs have a smaller one.
 AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.03
+#: The same of ordered parameters, and of those whose effect the memory arithmetic explains.
+ORDERED_AMPLITUDE, EXPLAINED_AMPLITUDE = 0.06, 0.012
 #: Amplitude of what all points share, and the least noise of a value.
 LEVEL_AMPLITUDE, LEAST_NOISE = 0.15, 0.003
 STEPS = 12
@@ -45,7 +47,10 @@ def tables_of(grid: Grid) -> list[Floats]:
 class AdditiveGp:
     """Fitted to values `y` at `codes`, with known variances, and linear features of known prior variance."""
 
-    def __init__(self, tables: list[Floats], codes: Codes, y: Floats, variance: Floats, features: Floats) -> None:
+    def __init__(
+        self, tables: list[Floats], expected: Floats, codes: Codes, y: Floats, variance: Floats, features: Floats
+    ) -> None:
+        self._expected = expected
         self._tables, self._codes, self._y, self._features = tables, codes, y, features
         self._variance = variance + LEAST_NOISE**2
         parts = self._parts(codes)
@@ -63,7 +68,7 @@ class AdditiveGp:
 
     def _learned(self, parts: Floats) -> Floats:
         count = len(parts)
-        middle = np.log(np.array([AMPLITUDE] * (count - 1) + [PAIR_AMPLITUDE]))
+        middle = np.log(np.append(self._expected, PAIR_AMPLITUDE))
         if len(self._y) < 3:
             return np.asarray(np.exp(middle))
         base = self._fixed + np.diag(self._variance)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from servetune.search._gp import AdditiveGp, tables_of
+from servetune.search._gp import AMPLITUDE, EXPLAINED_AMPLITUDE, ORDERED_AMPLITUDE, AdditiveGp, tables_of
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import Context, Seen
-from servetune.search._memory import Memory
+from servetune.search._memory import FRACTION, GRAPH, Memory
 from servetune.search.feasibility import Feasibility
 
 Floats = NDArray[np.float64]
@@ -52,12 +52,21 @@ class Model:
         variance = (shares**2 * noise**2).sum(1) + BETWEEN_LEVELS**2 * (1 - share)
         mean, features = self._physics(codes, shares)
         self._tables = tables_of(grid)
-        self.gp = AdditiveGp(self._tables, codes, (shares * change).sum(1) - mean, variance, features)
+        self._amplitudes = self._expected_amplitudes()
+        self.gp = AdditiveGp(self._tables, self._amplitudes, codes, (shares * change).sum(1) - mean, variance, features)
         if len(pending):
             self._believe(codes, shares, change, variance, mean, features, pending)
         whole = codes[[t.complete for t in told]]
         expected, _ = self.predict(whole)
         self.incumbent = float(expected.max())
+
+    def _expected_amplitudes(self) -> Floats:
+        """How large each parameter's own effect is before anything is known of it."""
+        explained = (*FRACTION, *GRAPH) if self.memory.known else ()
+        plain = [AMPLITUDE if axis.place is None else ORDERED_AMPLITUDE for axis in self._grid.axes]
+        return np.array(
+            [EXPLAINED_AMPLITUDE if a.name in explained else p for a, p in zip(self._grid.axes, plain, strict=True)]
+        )
 
     def _believe(
         self,
@@ -74,6 +83,7 @@ class Model:
         expected, _ = self.gp.predict(pending, own_features)
         self.gp = AdditiveGp(
             self._tables,
+            self._amplitudes,
             np.concatenate([codes, pending]),
             np.concatenate([(shares * change).sum(1) - mean, expected]),
             np.concatenate([variance, np.full(len(pending), 1e-4)]),

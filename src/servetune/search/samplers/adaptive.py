@@ -27,6 +27,8 @@ from servetune.search.sampling import Guide, distribution
 
 Floats = NDArray[np.float64]
 
+#: Only what beats the best by more than this (logarithm) counts as an improvement: less drowns in the noise.
+WORTHWHILE = 0.003
 #: Candidates: random points, observed points whose neighbours are looked at, climbers and their rounds, and for each
 #: climber so many joint changes of all ordered parameters (memory couples them).
 RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
@@ -35,7 +37,7 @@ RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
 class Settings(Frozen):
     """`stop_gain`: the search ends when proposals promise less than this share of the best value per node-hour."""
 
-    stop_gain: float = Field(default=0.002, ge=0, lt=1)
+    stop_gain: float = Field(default=0.003, ge=0, lt=1)
 
 
 def create(settings: Settings, seed: int, space: SearchSpace) -> BaseSampler:
@@ -124,7 +126,7 @@ def score(model: Model, codes: Codes) -> Floats:
     if model.base is None:
         return feasible
     mean, spread = model.predict(codes)
-    return log_improvement((mean - model.incumbent) / spread) + np.log(spread) + feasible
+    return log_improvement((mean - model.incumbent - WORTHWHILE) / spread) + np.log(spread) + feasible
 
 
 def _gain_per_node_hour(model: Model, seen: Sequence[Seen], codes: Codes) -> float:
