@@ -125,7 +125,7 @@ class StudySpec(Frozen):
     objective: Objective = Objective()
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()
-    sampler: NamedChoice = NamedChoice(name="tpe")
+    sampler: NamedChoice = NamedChoice(name="adaptive")
     pruner: NamedChoice = NamedChoice(name="none")
     load_generator: NamedChoice = NamedChoice(name="closed_loop")
     confirm: Confirmation = Confirmation()
