@@ -158,6 +158,18 @@ class TestCacheBytes:
     def test_one_token(self, model, flags, expected):
         assert forecast(flags, H200, "0.5.9", config(model)).kv_bytes_per_token == pytest.approx(expected)
 
+    @pytest.mark.parametrize(
+        ("flags", "share"), [({}, 0.8), ({"swa-full-tokens-ratio": 0.5}, 0.5), ({"disable-hybrid-swa-memory": True}, 1)]
+    )
+    def test_layers_with_a_sliding_window_keep_fewer_tokens(self, flags, share):
+        """GPT-OSS: 18 layers of each kind, 8 heads of 64."""
+        found = forecast(flags, H200, "0.5.9", config("gpt-oss-120b"))
+        assert found.kv_bytes_per_token == pytest.approx(2 * 8 * 64 * 2 * (18 + share * 18))
+
+    def test_nothing_is_said_of_models_with_recurrent_states(self):
+        hybrid = {**LARGE, "linear_num_value_heads": 32}
+        assert forecast({}, H200, "0.5.9", hybrid) is None
+
     def test_sparse_attention_in_fp8_keeps_scales_and_a_bfloat16_rotary_part(self):
         found = forecast({"tp-size": 8}, B200, "0.5.9", config("glm-5"))
         assert found.kv_bytes_per_token == pytest.approx((512 + 16 + 64 * 2 + 132) * 78)

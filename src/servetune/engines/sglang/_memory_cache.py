@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from servetune.engines.sglang.model_config import ModelFacts
 
+#: Architectures whose layers with a sliding window have a pool of their own (`is_hybrid_swa_model`).
+SLIDING_POOL = frozenset({"GptOssForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"})
 _ELEMENT_BYTES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
@@ -27,14 +29,22 @@ def element_bytes(kv_cache_dtype: str, model: ModelFacts) -> float:
     return _ELEMENT_BYTES.get(kv_cache_dtype, float(model.dtype_bytes))
 
 
-def bytes_per_token(model: ModelFacts, attention_ranks: int, pipeline: int, kv_cache_dtype: str, drafts: bool) -> float:
+def bytes_per_token(
+    model: ModelFacts,
+    attention_ranks: int,
+    pipeline: int,
+    kv_cache_dtype: str,
+    drafts: bool,
+    sliding_share: float = 1.0,
+) -> float:
     """KV bytes that one token takes on one GPU. `drafts`: a draft model keeps one more layer of cache.
 
-    Latent attention is not divided by ranks: every rank of an attention group keeps the whole latent.
+    Latent attention is not divided by ranks: every rank of an attention group keeps the whole latent. Layers with a
+    sliding window keep `sliding_share` tokens for each token of the others (`set_num_tokens_hybrid_swa`).
     """
     if not model.known or not model.layers:
         return 0.0
-    layers = model.layers / pipeline
+    layers = (model.layers - model.sliding_layers * (1 - sliding_share)) / pipeline
     if model.mla:
         one_layer = _latent(model, kv_cache_dtype)
     else:

@@ -99,9 +99,12 @@ def forecast(
     model_config: Mapping[str, Any] | None,
     calibration: Calibration | None = None,
 ) -> MemoryForecast | None:
-    """Memory of one GPU under `assignment`; None when the GPU's memory or the model is not known."""
+    """Memory of one GPU under `assignment`; None when the GPU's memory or the model is not known.
+
+    None also for models with linear attention: their recurrent states share the pool, by rules that are not modelled.
+    """
     state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
-    if state.gpu.memory_mib is None or not state.model.known or not state.model.layers:
+    if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention:
         return None
     named = state.mem_fraction_static is not None
     run(state)
@@ -247,7 +250,9 @@ def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
     if known.source == "class" and known.memory is not None and known.memory.weights_bytes is not None:
         weights = known.memory.weights_bytes
     drafts = state.speculative_algorithm not in (None, "NGRAM")
-    per_token = _memory_cache.bytes_per_token(model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts)
+    per_token = _memory_cache.bytes_per_token(
+        model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts, _sliding_share(state)
+    )
     fraction, page = state.mem_fraction_static, int(state.page_size or 1)
     captured = _headroom(state, known, 0)[1] if post_capture_sizing(state) else 0
     weights += captured
@@ -276,6 +281,11 @@ def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
         max_total_tokens=state.max_total_tokens,
         known_from=known.source,
     )
+
+
+def _sliding_share(state: State) -> float:
+    pooled = state.model.architecture in _memory_cache.SLIDING_POOL and not state.user.get("disable_hybrid_swa_memory")
+    return float(state.swa_full_tokens_ratio) if pooled else 1.0
 
 
 def _interval(before: int, weights: int, headroom: int, source: str) -> tuple[float, float]:
