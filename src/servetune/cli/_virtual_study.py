@@ -69,7 +69,7 @@ class Recorded:
     """Hears a study in virtual time and keeps its trajectory and what `export` would have given, at each change."""
 
     def __init__(self, spec: StudySpec, store: MemoryStore, scenario: Scenario) -> None:
-        self._spec, self._store, self._scenario = spec, store, scenario
+        self._spec, self._store, self.scenario = spec, store, scenario
         self.trajectory: list[dict[str, Any]] = []
         self.recommended: list[dict[str, Any]] = []
 
@@ -106,13 +106,15 @@ class Recorded:
 
     def _flags(self, record: TrialRecord) -> dict[str, Value]:
         """Every flag as on the command line; a switch that is not set is false."""
-        return dict(sorted(overlay(self._scenario, record.assignment).items()))
+        return dict(sorted(overlay(self.scenario, record.assignment).items()))
 
 
-def simulate(place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler | None = None) -> dict[str, Any]:
+def run_virtual(
+    place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler | None = None
+) -> tuple[StudySpec, MemoryStore, Recorded, str]:
     """Run one study on the scenario at `place` (a shipped name or a file); `spec_keys`: those of `virtual_spec`.
 
-    Returns `{scenario, strategy, seed, trajectory, recommended, reason}`. Raises SpecError for a wrong scenario.
+    Returns the study, its store, what was recorded, and why it ended. Raises SpecError for a wrong scenario.
     """
     scenario = load_scenario(place)
     spec = virtual_spec(scenario, place, **spec_keys)
@@ -121,8 +123,14 @@ def simulate(place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler
     recorded = Recorded(spec, store, scenario)
     probe = plugins.load("nodes", "virtual").probe
     reason = run_study(spec, store, recorded, StopRequest(), probe=probe, make_sampler=make_sampler)
+    return spec, store, recorded, reason
+
+
+def simulate(place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler | None = None) -> dict[str, Any]:
+    """As `run_virtual`: `{scenario, strategy, seed, trajectory, recommended, reason}`."""
+    spec, _, recorded, reason = run_virtual(place, spec_keys, make_sampler)
     return {
-        "scenario": scenario.name,
+        "scenario": recorded.scenario.name,
         "strategy": spec.sampler.name,
         "seed": spec.seed,
         "trajectory": recorded.trajectory,

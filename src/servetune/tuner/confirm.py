@@ -17,6 +17,9 @@ from servetune.core.study import Confirmation, Objective, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.tuner.judge import NOT_THE_CONFIGURATION
 
+#: A difference above this is never called a tie, however little is known of the noise.
+MOST_TIED = 0.01
+
 
 class Candidate(Frozen):
     """One launch of the confirmation."""
@@ -77,7 +80,7 @@ def run_value(run: RunRecord, objective: Objective, levels: Sequence[int]) -> fl
 
 
 def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> Lead | None:
-    """The lead over the baseline: Welch's interval on the logarithms of the launches' values.
+    """The lead over the baseline: Student's interval on the logarithms of the launches' values.
 
     None without a complete baseline. Without confirmation launches only the ratio of the search's values is given.
     """
@@ -111,8 +114,31 @@ def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None
     leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
     standing = [t for t in ahead if not failed_again(t) and (t.number not in leads or leads[t.number].gain > 0)]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
-    best = max(confirmed, key=lambda t: leads[t.number].gain, default=None) or next(iter(standing), None)
-    return best or base
+    if confirmed:
+        return _simplest(confirmed, leads, spec, {} if base is None else base.assignment)
+    return next(iter(standing), None) or base
+
+
+def _simplest(
+    confirmed: Sequence[TrialRecord],
+    leads: Mapping[int, Lead],
+    spec: StudySpec,
+    baseline: Mapping[str, Value],
+) -> TrialRecord:
+    """Of those that cannot be told apart from the best, the one that changes the fewest flags of the baseline."""
+    best = max(confirmed, key=lambda t: leads[t.number].gain)
+    logs = {t.number: [math.log(v) for v in _values(t, spec, confirmed_only=True) if v > 0] for t in confirmed}
+
+    def tied(record: TrialRecord) -> bool:
+        half = _half_width(logs[best.number], logs[record.number])
+        return half is not None and fmean(logs[best.number]) - fmean(logs[record.number]) <= min(half, MOST_TIED)
+
+    level = [t for t in confirmed if t.number == best.number or tied(t)]
+    return min(level, key=lambda t: (_changes(t.assignment, baseline), -leads[t.number].gain))
+
+
+def _changes(assignment: Mapping[str, Value], baseline: Mapping[str, Value]) -> int:
+    return sum(assignment.get(flag) != baseline.get(flag) for flag in {*assignment, *baseline})
 
 
 def failed_again(record: TrialRecord) -> bool:
@@ -131,12 +157,13 @@ def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[
 
 
 def _half_width(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Half of the 95 % interval of a difference of means (Welch–Satterthwaite); None with a single value on a side."""
+    """Half of the 95 % interval of a difference of means; None with a single value on a side.
+
+    Student's with pooled variance: the noise of a launch, as a share of its value, is the node's and the load's, so both
+    sides have the same. With two or three launches a side Welch's would have one degree of freedom, and say nothing.
+    """
     if len(left) < 2 or len(right) < 2:
         return None
-    parts = [(variance(side) / len(side), len(side) - 1) for side in (left, right)]
-    total = sum(part for part, _ in parts)
-    if total == 0:
-        return 0.0
-    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts if part > 0)
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
+    freedom = len(left) + len(right) - 2
+    pooled = sum((len(side) - 1) * variance(side) for side in (left, right)) / freedom
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))
