@@ -142,7 +142,7 @@ def of_client(effort: Effort, mean_answer_s: float | None) -> Iterable[Finding]:
 
 
 def of_delays(effort: Effort, itl: Percentiles | None, node_s_per_wall_s: float) -> Iterable[Finding]:
-    """Latencies that hold much of the client's own lateness. Not in compressed time, where small delays always count."""
+    """Latencies that hold much of the client's own lateness. Not in compressed time: small delays count there."""
     if itl is not None and node_s_per_wall_s < COMPRESSED and effort.p99_lag_s > LATE_SHARE * itl.p99:
         yield Finding(
             f"latencies hold delays of the client: its event loop was {effort.p99_lag_s * 1e3:.1f} ms late at p99, "

@@ -54,7 +54,8 @@ def judge(outcome: LevelOutcome) -> Measurement:
         noted.append(Finding(outcome.given_up, fatal=True))
     noted += of_silence(requests, events, over_s)
     if window is None:
-        return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None)])
+        effort = effort_between([harvest.effort for harvest in outcome.harvests], 0.0, outcome.over_wall_s)
+        return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None), *of_client(effort, None)])
     return _figures(outcome, times, window, requests, events, [*noted, *of_requests(requests, reasons, window)])
 
 

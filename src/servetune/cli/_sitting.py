@@ -28,14 +28,19 @@ def sit(spec: StudySpec, store: StudyStore) -> None:
         click.echo(f"stopped; go on with `servetune resume {spec.study}`", err=True)
         sys.exit(INTERRUPTED_STATUS)
     shown.print(f"study {spec.study!r} is finished: {reason}", markup=False, soft_wrap=True)
-    best = winner(store.trials(spec.study), spec)
-    if best is None:
-        failed = sum(t.state is not TrialState.REJECTED for t in store.trials(spec.study))
+    say_result(spec, store)
+
+
+def say_result(spec: StudySpec, store: StudyStore) -> None:
+    """What to do with a finished study; exit status 1 when nothing in it worked."""
+    trials = store.trials(spec.study)
+    if winner(trials, spec) is None:
+        failed = sum(t.state is not TrialState.REJECTED and t.duplicate_of is None for t in trials)
         click.echo(
             f"error: none of the {failed} configurations worked; `servetune report {spec.study}` says why", err=True
         )
         sys.exit(1)
-    shown.print(
+    console().print(
         f"`servetune report {spec.study}` ranks what was measured, `servetune export {spec.study}` prints the command",
         markup=False,
         soft_wrap=True,

@@ -71,8 +71,15 @@ def _measured_run(study: str, record: TrialRecord) -> RunRecord:
 
 
 def write_whole(path: Path, text: str, executable: bool) -> None:
-    """Write a file so that nobody ever sees half of it. Raises SpecError when it cannot be written."""
+    """Write a file so that nobody ever sees half of it; a device or pipe is written to, a link's target is replaced.
+
+    Raises SpecError when it cannot be written.
+    """
+    path = path.resolve()
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise SpecError(f"-o {path}: cannot be written: {error.strerror}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from servetune.cli._options import console, open_store, storage_option
-from servetune.cli._sitting import sit
+from servetune.cli._sitting import say_result, sit
 from servetune.core.errors import UsageError
 from servetune.core.study import StoredStudy, StudyRunState, StudySpec
 from servetune.settings import load_study
@@ -40,6 +40,7 @@ def command(study: str, storage: str, file: Path | None) -> None:
                 markup=False,
                 soft_wrap=True,
             )
+            say_result(spec, store)
             return
         sit(spec, store)
 

@@ -8,11 +8,12 @@ import click
 
 from servetune.cli._options import console
 from servetune.cli._seeding import with_hints_of
-from servetune.cli._sitting import sit
+from servetune.cli._sitting import say_result, sit
 from servetune.core.errors import UsageError
 from servetune.core.study import StudyRunState
 from servetune.settings import load_study
 from servetune.storage import StudyStore
+from servetune.tuner.session import open_node
 
 EXAMPLE = """
 \b
@@ -39,6 +40,7 @@ def command(file: Path, new_name: str | None, storage: str | None, seed_from: st
         if spec.study in known and or_resume:
             if known[spec.study].state is StudyRunState.FINISHED:
                 console().print(f"study {spec.study!r} is finished already")
+                say_result(store.study(spec.study).spec, store)
                 return
             spec = store.study(spec.study).spec.model_copy(update={"storage": spec.storage})
         elif spec.study in known:
@@ -47,5 +49,6 @@ def command(file: Path, new_name: str | None, storage: str | None, seed_from: st
                 f"or start another with `servetune start {file} --new-name NAME`"
             )
         else:
+            open_node(spec)  # what is wrong with its settings, or a scenario's file, is said before anything is written
             store.create_study(spec, file.read_text(encoding="utf-8"))
         sit(spec, store)

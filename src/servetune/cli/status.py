@@ -34,11 +34,22 @@ def command(study: str | None, storage: str, as_json: bool) -> None:
         if study is None:
             _studies(store, as_json)
         else:
-            _trials(store, store.study(study), as_json)
+            _trials(store, seen_alive(store, store.study(study)), as_json)
+
+
+def seen_alive(store: StudyStore, stored: StoredStudy) -> StoredStudy:
+    """A study whose tuner was killed still says `running` in the database; its lease knows better."""
+    if stored.state is StudyRunState.RUNNING and not store.leased(f"study:{stored.name}"):
+        reason = f"its tuner died; `servetune resume {stored.name}` goes on"
+        return stored.model_copy(update={"state": StudyRunState.STOPPED, "reason": reason})
+    return stored
 
 
 def _studies(store: StudyStore, as_json: bool) -> None:
-    summaries = store.studies()
+    summaries = [
+        summary.model_copy(update={"state": seen_alive(store, store.study(summary.name)).state})
+        for summary in store.studies()
+    ]
     if as_json:
         click.echo(json.dumps([summary.model_dump(mode="json") for summary in summaries], indent=2))
         return

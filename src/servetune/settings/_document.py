@@ -155,11 +155,11 @@ def overlaid(base: Node, over: Node) -> Node:
 
 
 def _text(path: Path) -> str:
-    if not path.exists():
-        raise SpecError(f"{path}: there is no such file")
-    if not path.is_file():
-        raise SpecError(f"{path}: this is not a file")
     try:
+        if not path.exists():
+            raise SpecError(f"{path}: there is no such file")
+        if not path.is_file():
+            raise SpecError(f"{path}: this is not a file")
         raw = path.read_bytes()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
@@ -216,6 +216,9 @@ class _Conversion:
             items = [self.node(item, f"{path}[{i}]", "", depth + 1) for i, item in enumerate(node.value)]
             return Node(items, place, path, key_place=key_place)
         if isinstance(node, yaml.ScalarNode):
+            if any("\ud800" <= character <= "\udfff" for character in node.value):
+                self.problems.add(place, path, "half of a surrogate pair is no character; write the character itself")
+                return Node(None, place, path)
             return Node(self.scalar(node, path), place, path, node.value, key_place)
         self._refuse_tag(node, path)
         return Node(None, place, path)

@@ -52,12 +52,20 @@ def parse_url(text: str) -> URL:
         raise SpecError(
             f"storage URL {masked(text)!r} names no file, and a study must outlive the tuner; use {ALLOWED}"
         )
-    return url.set(drivername="sqlite", database=str(Path(url.database).expanduser().absolute()))
+    if url.query or url.host:
+        raise SpecError(f"storage URL {masked(text)!r} has a host or a query, which a file has not; use {ALLOWED}")
+    try:
+        path = Path(url.database).expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is unknown
+        raise SpecError(f"storage URL {masked(text)[:200]!r} names no possible file: {error}") from None
+    return url.set(drivername="sqlite", database=str(path))
 
 
 def masked(text: str) -> str:
-    """`text` with the password of every URL in it replaced by `***`."""
-    return re.sub(r"(\w://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+    """`text` with the password of every URL in it replaced by `***`, in its query too."""
+    text = re.sub(r"(\w://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+    return re.sub(r"(?i)([?&]\w*(?:password|passwd|secret|token)\w*=)[^&\s\"']*", r"\1***", text)
 
 
 class Database:
@@ -69,7 +77,7 @@ class Database:
 
     def __init__(self, url: URL) -> None:
         self.url = url
-        self.shown = url.render_as_string(hide_password=True)
+        self.shown = masked(url.render_as_string(hide_password=True))
         self.engine = sa.create_engine(url, **engine_settings(url))
         # SQLite's transactions are snapshots anyway
         self._one_state = {} if self.file else {"isolation_level": "REPEATABLE READ"}

@@ -132,6 +132,17 @@ def acquire(database: Database, key: str, ttl_s: float) -> Lease:
             return Lease(database, key, token, ttl_s)
 
 
+def alive(database: Database, key: str) -> bool:
+    """Whether somebody holds the lease now: not expired, its owner not provably dead. Changes nothing."""
+    with database.read() as connection:
+        held = _held(connection, key)
+        return (
+            held is not None
+            and held.expires_at > database.now(connection)
+            and not provably_dead(load(Owner, held.owner))
+        )
+
+
 def _held(connection: Connection, key: str) -> Row[Any] | None:
     return connection.execute(sa.select(table).where(table.c.key == key)).one_or_none()
 

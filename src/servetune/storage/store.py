@@ -221,6 +221,10 @@ class StudyStore:
 
     # leases
 
+    def leased(self, key: str) -> bool:
+        """Whether a living process holds the lease `key`."""
+        return leases.alive(self._database, key)
+
     def acquire(self, key: str, ttl_s: float = 60.0) -> leases.Lease:
         """Take the lease `study:<name>` or `node:<identity>`; renewed until released, by `close` at the latest.
 

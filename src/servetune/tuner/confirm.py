@@ -159,7 +159,7 @@ def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[
 def _half_width(left: Sequence[float], right: Sequence[float]) -> float | None:
     """Half of the 95 % interval of a difference of means; None with a single value on a side.
 
-    Student's with pooled variance: the noise of a launch, as a share of its value, is the node's and the load's, so both
+    Student's with pooled variance: the noise of a launch, as a share of its value, is the node's, so both
     sides have the same. With two or three launches a side Welch's would have one degree of freedom, and say nothing.
     """
     if len(left) < 2 or len(right) < 2:

@@ -36,7 +36,7 @@ MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 #: Proposals in a row that promise too little before the search ends.
 IDLE_PROPOSALS = 5
 #: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
-FREE_ASKS = 300
+FREE_ASKS = 100
 
 
 class Tuner:

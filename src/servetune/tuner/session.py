@@ -10,7 +10,7 @@ from typing import Any
 
 from servetune import plugins
 from servetune.core.engine import Engine
-from servetune.core.errors import ServetuneError, SpecError
+from servetune.core.errors import NodeBusyError, ServetuneError, SpecError, StudyBusyError
 from servetune.core.events import Event, Listener, Note, Step, StudyOpened
 from servetune.core.node import EnvRef, Node, NodeFacts
 from servetune.core.study import StudyRunState, StudySpec
@@ -108,7 +108,8 @@ def run_study(
         held.enter_context(node_lease)
         guarded = _Guarded(listener, (study_lease, node_lease))
         store.set_state(spec.study, StudyRunState.RUNNING)
-        state, reason = StudyRunState.FAILED, "the tuner crashed"
+        state: StudyRunState | None = StudyRunState.FAILED
+        reason = "the tuner crashed"
         try:
             reason = _tuner(spec, store, node, guarded, stop, probe, make_sampler).run()
             state = StudyRunState.FINISHED
@@ -116,11 +117,15 @@ def run_study(
         except (Interrupted, KeyboardInterrupt):
             state, reason = StudyRunState.STOPPED, "stopped on request"
             raise
+        except (StudyBusyError, NodeBusyError):
+            state = None  # the lease was lost: the state is the other tuner's to write
+            raise
         except ServetuneError as error:
             reason = str(error)
             raise
         finally:
-            store.set_state(spec.study, state, reason)
+            if state is not None:
+                store.set_state(spec.study, state, reason)
 
 
 def _tuner(
