@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from servetune.cli._virtual_study import simulate
 from servetune.core.study import Confirmation, NamedChoice, Retries
@@ -11,12 +15,51 @@ from servetune.core.study import Confirmation, NamedChoice, Retries
 #: Peers launch no confirmation, no mended configuration: all their hours go into the search.
 ALONE = {"level_sd": 0.0, "confirm": Confirmation(top=0), "retries": Retries(repairs=0)}
 
+RACING = NamedChoice(name="racing")
+#: What is changed, by the name behind "adaptive": keys of the study, and constants as (module, name) → value.
+ABLATIONS: dict[str, dict] = {
+    "": {},
+    "-sd3": {"keys": {"level_sd": 0.03}},
+    "-sd3-racing": {"keys": {"level_sd": 0.03, "pruner": RACING}},
+    "-racing": {"keys": {"pruner": RACING}},
+    "-full-levels": {"keys": {"level_sd": 0.0}},
+    "-no-blame": {
+        "constants": {("feasibility", "Feasibility.log_probability"): lambda self, codes: np.zeros(len(codes))}
+    },
+    "-no-memory": {"constants": {("_memory", "FRACTION"): ()}},
+    "-no-learned-amplitudes": {"constants": {("_gp", "STEPS"): 0}},
+    "-no-pairs": {"constants": {("_gp", "PAIR_AMPLITUDE"): 0.003}},
+    "-no-outliers": {"constants": {("_gp", "OUTLYING"): -1e9}},
+    "-no-joint": {"constants": {("samplers.adaptive", "JOINT"): 1}},
+    "-no-stop": {"keys": {"sampler": NamedChoice(name="adaptive", settings={"stop_gain": 0.0})}},
+}
+
+
+@contextmanager
+def changed(constants: dict) -> Iterator[None]:
+    """While inside, constants of `servetune.search` have other values."""
+    before = []
+    try:
+        for (module, name), value in constants.items():
+            holder = importlib.import_module(f"servetune.search.{module}")
+            *path, last = name.split(".")
+            for step in path:
+                holder = getattr(holder, step)
+            before.append((holder, last, getattr(holder, last)))
+            setattr(holder, last, value)
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
 
 def study(strategy: str, path: Path, seed: int, hours: float) -> dict:
     """One study of `strategy`."""
     keys = {"seed": seed, "node_hours": hours}
-    if strategy == "adaptive":
-        return simulate(str(path), {**keys, "sampler": NamedChoice(name="adaptive")})
+    if strategy.startswith("adaptive"):
+        changes = ABLATIONS[strategy.removeprefix("adaptive")]
+        with changed(changes.get("constants", {})):
+            return simulate(str(path), {**keys, "sampler": NamedChoice(name="adaptive"), **changes.get("keys", {})})
     if strategy in ("random", "tpe-pruned"):
         name = strategy.removesuffix("-pruned")
         return simulate(str(path), {**keys, **ALONE, "sampler": NamedChoice(name=name)})
