@@ -243,7 +243,7 @@ def of_server(view: ServerView, held: float) -> Iterable[Finding]:
         if seen < CONCURRENCY_AT_LEAST * held and view.readings >= 3:
             yield Finding(
                 f"the server counted {seen:.1f} requests on average where the client held {held:.1f}",
-                fatal=seen < 0.5 * held,
+                # never fatal: a real server's gauge moves with its log lines and reads 0 between them
             )
     if view.queued is not None and view.queued > 0.02 * held and view.queued >= 1:
         running = "" if view.running is None else f", {view.running:.1f} ran"

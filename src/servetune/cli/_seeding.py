@@ -16,6 +16,8 @@ def with_hints_of(spec: StudySpec, earlier: StoredStudy, trials: Sequence[TrialR
     complete = [t for t in trials if t.state is TrialState.COMPLETE and t.duplicate_of is None and not t.baseline]
     best = sorted(complete, key=lambda t: -(t.value or 0.0))[:SEEDS]
     fixed = earlier.spec.space.fixed
-    hints = tuple({flag: value for flag, value in t.assignment.items() if flag not in fixed} for t in best)
+    # a hint lies over the baseline: what it does not set must go, a switch by being false
+    absent = {flag: False if isinstance(value, bool) else None for flag, value in spec.baseline.items()}
+    hints = tuple({**absent, **{flag: v for flag, v in t.assignment.items() if flag not in fixed}} for t in best)
     space = spec.space.model_copy(update={"hints": (*hints, *spec.space.hints)})
     return spec.model_copy(update={"space": space})
