@@ -21,6 +21,7 @@ ABLATIONS: dict[str, dict] = {
     "": {},
     "-sd3": {"keys": {"level_sd": 0.03}},
     "-sd3-racing": {"keys": {"level_sd": 0.03, "pruner": RACING}},
+    "-sd5": {"keys": {"level_sd": 0.05}, "constants": {("tuner.effort", "LEAST"): 0.1}},
     "-racing": {"keys": {"pruner": RACING}},
     "-full-levels": {"keys": {"level_sd": 0.0}},
     "-no-blame": {
@@ -30,7 +31,7 @@ ABLATIONS: dict[str, dict] = {
     "-no-learned-amplitudes": {"constants": {("_gp", "STEPS"): 0}},
     "-no-pairs": {"constants": {("_gp", "PAIR_AMPLITUDE"): 0.003}},
     "-no-outliers": {"constants": {("_gp", "OUTLYING"): -1e9}},
-    "-no-joint": {"constants": {("samplers.adaptive", "JOINT"): 1}},
+    "-no-joint": {"constants": {("search.samplers.adaptive", "JOINT"): 1}},
     "-no-stop": {"keys": {"sampler": NamedChoice(name="adaptive", settings={"stop_gain": 0.0})}},
 }
 
@@ -41,7 +42,7 @@ def changed(constants: dict) -> Iterator[None]:
     before = []
     try:
         for (module, name), value in constants.items():
-            holder = importlib.import_module(f"servetune.search.{module}")
+            holder = importlib.import_module(f"servetune.{module}" if "." in module else f"servetune.search.{module}")
             *path, last = name.split(".")
             for step in path:
                 holder = getattr(holder, step)

@@ -109,7 +109,7 @@ class Scoot(OnGrid):
 
 
 def improvement(features: Callable, codes: Codes, values: np.ndarray, candidates: Codes) -> np.ndarray:
-    """Expected improvement of a Matérn-5/2 GP; length, noise and amplitude by the best marginal likelihood on a grid."""
+    """Expected improvement of a Matérn-5/2 GP; length, noise, amplitude by marginal likelihood on a grid."""
     own, other = features(codes), features(candidates)
     target = (values - values.mean()) / (values.std() + 1e-9)
 
