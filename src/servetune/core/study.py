@@ -79,7 +79,7 @@ class Budget(Frozen):
     trials: int = Field(default=40, ge=1, le=100_000)
     node_hours: float | None = Field(default=None, gt=0)
     patience: int | None = Field(default=None, ge=1)
-    level_sd: float = Field(default=0.02, ge=0, lt=1)
+    level_sd: float = Field(default=0.03, ge=0, lt=1)
 
 
 class Timeouts(Frozen):

@@ -37,6 +37,8 @@ NAMED, UNNAMED = 4.0, 0.6
 #: A class that says "combination": odds of pairs, and of single values.
 COMBINATION, PAIR_SAID, SINGLE_UNSAID = "invalid_combo", 12.0, 0.4
 MOST = 0.97
+#: Log probability of what cannot be.
+IMPOSSIBLE = -30.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Feasibility:
         }
         for trial in seen:
             self._clear(trial)
+        self._doomed: list[tuple[list[int], Codes]] = []
         self.blames = self._blame(seen)
         self._single_log, self._pair_log = self._tables(seen)
 
@@ -75,6 +78,8 @@ class Feasibility:
         for (p, q), pairs in self._pair_log.items():
             padded = np.pad(pairs, ((0, 1), (0, 1)))
             total += padded[codes[:, p], codes[:, q]]
+        for axes, values in self._doomed:
+            total[(codes[:, axes] == values[axes]).all(axis=1)] = IMPOSSIBLE
         return total
 
     def certain(self, codes: Codes, least: float = 0.98) -> Blame | None:
@@ -113,11 +118,19 @@ class Feasibility:
         found: list[Blame] = []
         for (phase, slug), trials in kinds.items():
             crashes = [self._suspects(trial.codes, PHASES.index(phase)) for trial in trials]
+            self._doom(trials, crashes)
             prior = self._prior(trials, crashes, phase, slug)
             for suspect, probability in propagated(crashes, prior).items():
                 told = tuple(t.number for t, accused in zip(trials, crashes, strict=True) if suspect in accused)
                 found.append(Blame(phase, slug, suspect, probability, told))
         return tuple(sorted(found, key=lambda blame: -blame.probability))
+
+    def _doom(self, trials: Sequence[Seen], crashes: Sequence[Sequence[Suspect]]) -> None:
+        """A point that has all the suspects of one crash fails for certain, whichever of them is guilty."""
+        for trial, accused in zip(trials, crashes, strict=True):
+            axes = {axis for suspect in accused for axis in suspect[::2] if self._plain[axis]}
+            if axes:
+                self._doomed.append((sorted(axes), trial.codes))
 
     def _prior(
         self, trials: Sequence[Seen], crashes: Sequence[Sequence[Suspect]], phase: str, slug: str
@@ -149,7 +162,7 @@ class Feasibility:
         single = [np.log1p(-rate * left[table]) for rate, table in zip(scale, self._single, strict=True)]
         paired = {key: np.log1p(-NEW_PAIR * left[table]) for key, table in self._paired.items()}
         for blame in self.blames:
-            innocent = np.log1p(-min(MOST, blame.probability)) if blame.probability < MOST else -30.0
+            innocent = np.log1p(-min(MOST, blame.probability)) if blame.probability < MOST else IMPOSSIBLE
             if len(blame.suspect) == 2:
                 single[blame.suspect[0]][blame.suspect[1]] += innocent
             else:
