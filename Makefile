@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup quickstart test check format lock sglang-cpu clean bench-load bench-search
+.PHONY: setup quickstart test check format lock sglang-cpu clean bench-load bench-search bench-search-ablations
 
 setup: .venv/.ready
 
@@ -45,3 +45,13 @@ sglang-cpu:
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Search strategies side by side on simulated nodes, in virtual time. Resumable; an hour or two of one core from scratch.
+PEERS := random tpe-fail tpe-pruned scoot slo-guard one-at-a-time
+bench-search: setup
+	$(BIN)/python benchmarks/search/run.py --set handed,judging --seeds 0,1 adaptive $(PEERS)
+
+# What each idea of the adaptive sampler is worth: each removed in turn.
+bench-search-ablations: setup
+	$(BIN)/python benchmarks/search/run.py --set tuning --count 8 --seeds 0 adaptive adaptive-no-blame adaptive-no-memory \
+		adaptive-full-levels adaptive-no-learned-amplitudes adaptive-no-pairs adaptive-no-joint adaptive-no-outliers
