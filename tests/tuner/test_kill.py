@@ -86,7 +86,7 @@ def story(trials: tuple[TrialRecord, ...]) -> list[tuple]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_study_killed_in_every_phase_is_the_study_without_a_kill(tmp_path):
     whole, killed = f"whole-{os.getpid()}", f"killed-{os.getpid()}"
     storage = f"sqlite:///{tmp_path}/studies/studies.db"
