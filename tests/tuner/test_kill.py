@@ -63,7 +63,7 @@ KILLS = [
 
 def sit(file: Path, storage: str, name: str = "", delay_s: float = 0.0) -> int:
     command = [sys.executable, PROGRAM, file, storage, name, str(delay_s)]
-    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode
 
