@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import signal
+from scipy import signal, stats
 
-from servetune.benchmarks._intervals import Interval, batch_count, batch_means, quantile_errors
+from servetune.benchmarks._intervals import Interval, batch_count, batch_means, quantile_errors, student_97_5
 from servetune.benchmarks._metrics import Events, throughput
 
 STEPS = 600  # of a tenth of a second
@@ -85,3 +85,8 @@ def test_quantile_intervals_cover():
 def test_quantile_errors_of_nothing_and_of_one_value():
     assert list(quantile_errors(np.array([]), np.array([], dtype=int), np.array([0.5]))) == [0.0]
     assert list(quantile_errors(np.full(10, 2.0), np.arange(10) % 5, np.array([0.5]))) == [0.0]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 9, 10, 15, 30, 100])
+def test_student_quantiles(freedom):
+    assert student_97_5(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-3)

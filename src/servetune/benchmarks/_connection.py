@@ -1,9 +1,9 @@
 """One streaming request at a time on one connection, at the least CPU per event.
 
-A server sends each event as one chunk, and a client that keeps up reads it as one read. That read is recognised by its
-shape (chunk head, `data:`, two line feeds, chunk end), and the only thing looked for in it is the running token count,
-from its end: work that does not grow with a cumulative text. Everything else takes the general way through
-`_http.AnswerReader` and `_events.EventSplitter`, with the same result. JSON is decoded once per answer.
+A server sends each event as one chunk. Reads of whole chunks are recognised by their chunk heads, and the only thing
+looked for in them is the running token count, from the end: work that does not grow with a cumulative text. Everything
+else takes the general way through `_http.AnswerReader` and `_events.EventSplitter`, with the same result. JSON is
+decoded once per answer.
 """
 
 from __future__ import annotations
@@ -121,15 +121,21 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer."""
-        if self._plain:
-            # one read = one chunk = one event: no line feed but those after the chunk head and at the end
-            head, size = data.find(b"\n", 1, 12), len(data)
-            if data.find(b"\n", head + 1) == size - 4 and data.endswith(b"\n\n\r\n"):
-                try:
-                    at = data.rindex(COUNT_KEY) + len(COUNT_KEY)
+        if self._plain and data.endswith(b"\n\n\r\n"):
+            # Whole chunks that end with an event: the count in the last one says it all. When the client is behind, a
+            # read holds several; their tokens then share the time of the read.
+            try:
+                begin = end = 0
+                size = len(data)
+                while end < size:
+                    begin = end
+                    head = data.index(b"\n", begin + 1, begin + 12)
+                    end = head + int(data[begin:head], 16) + 3
+                if end == size:
+                    at = data.rindex(COUNT_KEY, begin) + len(COUNT_KEY)
                     count = int(data[at : data.index(b",", at)])
                     new = count - self._tokens
-                    if new > 0 and int(data[:head], 16) == size - head - 3:
+                    if new > 0:
                         self._add_tokens(new)
                         self._tokens, self._new, self._before = count, new, self.last_event
                         self.last_event = now = self._now()
@@ -137,8 +143,8 @@ class Connection(asyncio.Protocol):
                         self._add_request(self.request)
                         self._last = data
                         return
-                except ValueError:
-                    pass  # not the common shape: take the general way
+            except ValueError:
+                pass  # not that shape: take the general way
         self._general(data)
 
     def eof_received(self) -> bool:
@@ -192,7 +198,8 @@ class Connection(asyncio.Protocol):
         except MalformedAnswerError as error:
             self.fail(f"malformed answer: {error}")
             return
-        self._plain = self._reader.at_border and not self._splitter.held and self._reader.status == 200
+        events_whole = self._reader.at_border and not self._splitter.held
+        self._plain = events_whole and self._reader.status == 200 and not self._counted
         if self._reader.complete and self.busy:
             self._finish()
 
@@ -306,9 +313,9 @@ def _choice_text(choice: dict[str, Any]) -> bool:
 
 def finish_reason(event: bytes) -> str | None:
     """Why the answer ended, out of its last event: SGLang's `meta_info.finish_reason.type` or OpenAI's word."""
-    begin, end = event.find(b"{"), event.rfind(b"}")
+    begin, end = event.rfind(b"\ndata:"), event.rfind(b"}")  # the last event, where it is a read of several
     try:
-        decoded = json.loads(event[begin : end + 1])
+        decoded = json.loads(event[event.find(b"{", max(begin, 0)) : end + 1])
     except ValueError:
         return None
     if not isinstance(decoded, dict):

@@ -106,7 +106,8 @@ class Holder:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._tls = ssl.create_default_context() if plan.form.target.tls else None
-        self._tick_s = 0.02 if plan.concurrency <= 256 else 0.05
+        self._tick_s = 0.02 if plan.concurrency <= 256 else 0.1  # each looks at every connection
+        self._stalled_at = 0.0
         self._failed_in_a_row = 0
         self._ended_in_first_wave = 0
         self._tokens_summed = 0
@@ -280,7 +281,7 @@ class Holder:
         new = self.records.event_tokens[self._events_summed :]
         self._events_summed += len(new)
         self._tokens_summed += sum(new)
-        under_way = sum(connection.under_way(now) for connection in self._connections)
+        under_way = sum([connection.under_way(now) for connection in self._connections])
         records = self.records
         hopeless = not len(records.event_time) and records.failed >= 3 * self._plan.concurrency + 5
         return Sample(
@@ -300,6 +301,9 @@ class Holder:
         return self._plan.concurrency - self._ended_in_first_wave
 
     def _end_stalled(self, now: float) -> None:
+        if now - self._stalled_at < min(1.0, self._plan.stall_s / 4):
+            return
+        self._stalled_at = now
         silent_since = now - self._plan.stall_s
         stalled = [c for c in self._connections if c.busy and c.started and c.last_event < silent_since]
         for connection in stalled:
