@@ -29,7 +29,7 @@ ABLATIONS: dict[str, dict] = {
     },
     "-no-memory": {"constants": {("_memory", "FRACTION"): ()}},
     "-no-learned-amplitudes": {"constants": {("_gp", "STEPS"): 0}},
-    "-no-pairs": {"constants": {("_gp", "PAIR_AMPLITUDE"): 0.003}},
+    "-no-pairs": {"constants": {("_gp", "LEAST_PAIR"): 0.0005}},
     "-no-outliers": {"constants": {("_gp", "OUTLYING"): -1e9}},
     "-no-joint": {"constants": {("search.samplers.adaptive", "JOINT"): 1}},
     "-no-stop": {"keys": {"sampler": NamedChoice(name="adaptive", settings={"stop_gain": 0.0})}},

@@ -1,4 +1,4 @@
-"""Gaussian process on log throughput: each parameter adds its own effect, and pairs of them a little more.
+"""Gaussian process on log throughput: each parameter adds its own effect, and pairs of categorical ones a little more.
 
 Effects multiply in throughput, so they add in its logarithm. The amplitude of each parameter's effect, and of the
 pairs, is learned by the marginal likelihood (with a weak prior); the noise of each value is known from its measurement.
@@ -21,12 +21,14 @@ Floats = NDArray[np.float64]
 #: Distance, of an ordered parameter's whole range, over which its effect changes.
 LENGTH = 0.35
 #: Prior of the amplitudes: median and spread of the logarithm; pairs have a smaller one.
-AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.03
+AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.04
 #: The same of ordered parameters, and of those whose effect the memory arithmetic explains.
 ORDERED_AMPLITUDE, EXPLAINED_AMPLITUDE = 0.06, 0.012
 #: Amplitude of what all points share, and the least noise of a value.
 LEVEL_AMPLITUDE, LEAST_NOISE = 0.15, 0.003
 STEPS = 12
+#: Pairs that nobody has tried stay possible: their amplitude never falls below this.
+LEAST_PAIR = 0.02
 #: A value this many deviations below what the others say of it is taken for an outlier, of this deviation.
 OUTLYING, OUTLIER_SD = -3.5, 0.08
 
@@ -51,6 +53,7 @@ class AdditiveGp:
         self, tables: list[Floats], expected: Floats, codes: Codes, y: Floats, variance: Floats, features: Floats
     ) -> None:
         self._expected = expected
+        self._plain = [p for p, table in enumerate(tables) if np.count_nonzero(table) == len(table)]
         self._tables, self._codes, self._y, self._features = tables, codes, y, features
         self._variance = variance + LEAST_NOISE**2
         parts = self._parts(codes)
@@ -62,8 +65,8 @@ class AdditiveGp:
     def _parts(self, others: Codes) -> Floats:
         """Likeness of `others` with the data: one matrix for each parameter, and one for all pairs."""
         each = np.stack([t[others[:, p][:, None], self._codes[:, p][None, :]] for p, t in enumerate(self._tables)])
-        total = each.sum(0)
-        pairs = (total**2 - (each**2).sum(0)) / 2
+        plain = each[self._plain]
+        pairs = (plain.sum(0) ** 2 - (plain**2).sum(0)) / 2
         return np.concatenate([each, pairs[None]])
 
     def _learned(self, parts: Floats) -> Floats:
@@ -85,7 +88,7 @@ class AdditiveGp:
             slope = power * (flat @ (inverse - np.outer(alpha, alpha)).ravel()) + away / AMPLITUDE_SPREAD
             return float(value), slope
 
-        bounds = [(math.log(0.005), math.log(0.8))] * (count - 1) + [(math.log(0.003), math.log(0.15))]
+        bounds = [(math.log(0.005), math.log(0.8))] * (count - 1) + [(math.log(LEAST_PAIR), math.log(0.15))]
         found = minimize(loss, middle, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS})
         learned: Floats = np.exp(found.x)
         return learned
@@ -112,7 +115,7 @@ class AdditiveGp:
         )
         mean = across @ self._alpha
         half = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
-        pairs = len(self._tables)
+        pairs = len(self._plain)
         own = float(np.sum(self.amplitudes[:-1] ** 2) + self.amplitudes[-1] ** 2 * pairs * (pairs - 1) / 2)
         before = own + LEVEL_AMPLITUDE**2 + np.einsum("ij,ij->i", features, features)
         spread = np.sqrt(np.maximum(1e-10, before - np.einsum("ij,ij->j", half, half)))

@@ -37,7 +37,7 @@ RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
 class Settings(Frozen):
     """`stop_gain`: the search ends when proposals promise less than this share of the best value per node-hour."""
 
-    stop_gain: float = Field(default=0.003, ge=0, lt=1)
+    stop_gain: float = Field(default=0.001, ge=0, lt=1)
 
 
 def create(settings: Settings, seed: int, space: SearchSpace) -> BaseSampler:
