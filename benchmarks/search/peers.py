@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
@@ -26,29 +25,37 @@ from servetune.search.sampling import distribution
 LAUNCHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
+class Seen:
+    """A study in which crashed trials do not appear."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str):
+        return getattr(self._study, name)
+
+    def _get_trials(self, deepcopy: bool = True, states=None, use_cache: bool = False) -> list[FrozenTrial]:
+        found = self._study._get_trials(deepcopy=deepcopy, states=states, use_cache=use_cache)
+        return [t for t in found if t.state is not TrialState.PRUNED]
+
+    def get_trials(self, deepcopy: bool = True, states=None) -> list[FrozenTrial]:
+        return self._get_trials(deepcopy=deepcopy, states=states)
+
+
 class Blind(BaseSampler):
     """auto-tuning-vllm: plain TPE; crashed trials are told FAIL, so TPE does not see them."""
 
     def __init__(self, seed: int) -> None:
         self._inner = TPESampler(seed=seed, n_startup_trials=10)
-        self._view: Study | None = None
-
-    def _seen(self, study: Study) -> Study:
-        if self._view is None:
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            self._view = optuna.create_study(direction="maximize")
-            done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            self._view.add_trials([t for t in done if t.params])
-        return self._view
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._inner.infer_relative_search_space(self._seen(study), trial)
+        return self._inner.infer_relative_search_space(Seen(study), trial)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict:
-        return self._inner.sample_relative(self._seen(study), trial, search_space)
+        return self._inner.sample_relative(Seen(study), trial, search_space)
 
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, domain: BaseDistribution):
-        return self._inner.sample_independent(self._seen(study), trial, name, domain)
+        return self._inner.sample_independent(Seen(study), trial, name, domain)
 
 
 class OnGrid(BaseSampler):
