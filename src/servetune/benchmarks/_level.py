@@ -18,9 +18,11 @@ from servetune.benchmarks._observer import Observer, Reading
 from servetune.benchmarks._pace import Pace
 from servetune.benchmarks._prompts import vocabulary_below, vocabulary_size
 from servetune.benchmarks._server import ControlClient, ServerFacts, flush_cache, read_facts
+from servetune.benchmarks._tasks import Task
 from servetune.benchmarks._worker import Harvest, Worker
 from servetune.core.benchmark import GoOn, Level, Progress
 from servetune.core.clock import Clock
+from servetune.core.errors import ServetuneError
 
 Result = TypeVar("Result")
 
@@ -42,6 +44,7 @@ class Demand:
     stall_s: float = 120.0
     goodput: GoodputLimits | None = None
     processes: int | None = None
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass
@@ -101,7 +104,7 @@ class LevelRun:
             if measured is not None:
                 observer.stop(LAST_READING_S)
         finally:
-            harvests = [worker.stop() for worker in self._workers]
+            harvests = _stopped(self._workers)
         return None if measured is None else self._outcome(facts, harvests, measured, observer.readings)
 
     def _new_pace(self) -> Pace:
@@ -211,6 +214,20 @@ class LevelRun:
             server_info=facts.info,
             given_up=self._sample.given_up,
         )
+
+
+def _stopped(workers: list[Worker]) -> list[Harvest]:
+    """Stop all of them, also when one of them fails; then raise the first failure."""
+    harvests: list[Harvest] = []
+    errors: list[ServetuneError] = []
+    for worker in workers:
+        try:
+            harvests.append(worker.stop())
+        except ServetuneError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return harvests
 
 
 def _total(samples: list[Sample | None], before: Sample) -> Sample:

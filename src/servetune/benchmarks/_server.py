@@ -18,12 +18,12 @@ CONTROL_TIMEOUT_S = 5.0
 class ControlClient:
     """Control requests. Never raises for what the server does."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         scheme = "https" if target.tls else "http"
         self._client = httpx.Client(
             base_url=f"{scheme}://{target.authority}{target.prefix}",
             headers=dict(target.headers),
-            timeout=CONTROL_TIMEOUT_S,
+            timeout=timeout_s,
             trust_env=False,  # a proxy for the outside must not stand between us and the node
         )
 
@@ -32,7 +32,7 @@ class ControlClient:
         self._client.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        """One request, at most 5 s."""
+        """One request."""
         try:
             answer = self._client.request(method, path, json=body)
             return Reply(answer.status_code, answer.content)

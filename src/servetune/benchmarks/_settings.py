@@ -7,6 +7,7 @@ from pydantic import Field
 from servetune.benchmarks._goodput import GoodputLimits
 from servetune.benchmarks._lengths import Arrivals, LengthSpec, lengths_of
 from servetune.benchmarks._level import Demand
+from servetune.benchmarks._tasks import read_tasks
 from servetune.core.benchmark import Workload
 from servetune.core.space import Frozen
 
@@ -17,7 +18,8 @@ class LoadSettings(Frozen):
     `lengths`: other than the workload's fixed ones. `goodput`: limits of one request; how many kept them is told beside
     the throughput. `vocabulary_size`: where the server's model folder cannot be read here and its ids end below 30,000.
     `stall_s`: node seconds without a token in the middle of an answer after which it counts as failed. `processes`: of
-    the client; None: one, or more where cores are plenty and the concurrency is high.
+    the client; None: one, or more where cores are plenty and the concurrency is high. `tasks`: JSONL file of
+    {prompt, expected} for the correctness gate.
     """
 
     lengths: LengthSpec = LengthSpec()
@@ -25,6 +27,7 @@ class LoadSettings(Frozen):
     vocabulary_size: int | None = Field(default=None, ge=16)
     stall_s: float = Field(default=120.0, gt=0)
     processes: int | None = Field(default=None, ge=1, le=64)
+    tasks: str | None = None
 
     def demand(self, workload: Workload, arrivals: Arrivals | None = None) -> Demand:
         """What these settings ask of a level of `workload`. Raises SpecError for a trace that cannot be used."""
@@ -35,4 +38,5 @@ class LoadSettings(Frozen):
             vocabulary_size=self.vocabulary_size,
             stall_s=self.stall_s,
             processes=self.processes,
+            tasks=read_tasks(self.tasks) if self.tasks is not None else (),
         )

@@ -116,7 +116,7 @@ def _figures(
         e2e_s=answer,
         valid=not any(finding.fatal for finding in findings),
         warnings=tuple(finding.text for finding in findings),
-        details=_details(effort, view, held, len(events.time_s))
+        details=_details(effort, view, held)
         | _window_details(window, times, events)
         | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s})
         | interval_details(series, window.begin_s, window.end_s, batches)
@@ -125,10 +125,15 @@ def _figures(
 
 
 def _window_details(window: Window, times: TimeMap, events: Events) -> dict[str, float]:
-    """Begin and end on this machine's monotonic clock, to compare with logs and counters; events inside."""
+    """Begin and end on this machine's monotonic clock, to compare with logs and counters; events inside; all tokens."""
     inside = (events.time_s > window.begin_s) & (events.time_s <= window.end_s)
     begin_s, end_s = times.wall(window.begin_s), times.wall(window.end_s)
-    return {"window_begin_s": begin_s, "window_end_s": end_s, "events_in_window": float(np.sum(inside))}
+    return {
+        "window_begin_s": begin_s,
+        "window_end_s": end_s,
+        "events_in_window": float(np.sum(inside)),
+        "tokens_in_all": float(np.sum(events.tokens)),
+    }
 
 
 def _goodput(outcome: LevelOutcome, requests: Requests, events: Events, window: Window) -> dict[str, float]:
@@ -138,7 +143,7 @@ def _goodput(outcome: LevelOutcome, requests: Requests, events: Events, window: 
     return goodput(done, outcome.demand.goodput, window.duration_s)
 
 
-def _details(effort: Effort, view: ServerView, held: float, events: int) -> dict[str, float]:
+def _details(effort: Effort, view: ServerView, held: float) -> dict[str, float]:
     told = {
         "server_running": view.running,
         "server_queued": view.queued,
@@ -152,7 +157,6 @@ def _details(effort: Effort, view: ServerView, held: float, events: int) -> dict
         "client_p99_lag_s": effort.p99_lag_s,
         "client_worst_lag_s": effort.worst_lag_s,
         "concurrency_held": held,
-        "events": float(events),
         **{name: value for name, value in told.items() if value is not None},
     }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from servetune.benchmarks._agreement import compare
+from servetune.benchmarks._answers import collect
+from servetune.benchmarks._api import parse_target
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
+from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Workload
 from servetune.core.clock import Clock
 
@@ -21,7 +25,7 @@ def create(settings: Settings) -> LoadGenerator:
 
 
 class LoadGenerator:
-    """Implements `core.benchmark.LoadGenerator`."""
+    """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -31,3 +35,14 @@ class LoadGenerator:
     ) -> Measurement | None:
         """Keep `level.concurrency` requests in flight and measure; see the protocol."""
         return measure(base_url, level, clock, go_on, headers, self._settings.demand(level.workload))
+
+    def answers(
+        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
+    ) -> AnswerSet | None:
+        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
+        target = parse_target(base_url, headers)
+        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
+
+    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet) -> Agreement:
+        """Compare with the baseline; see the protocol."""
+        return compare(reference, candidate)

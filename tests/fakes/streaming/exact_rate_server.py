@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import math
+import random
 import time
 import zlib
 from array import array
@@ -171,7 +172,8 @@ class Stream:
         server.stamps.received.append(self.received)
         self.sent = 0
         slow = options.slow_first_s if options.slow_first_every and self.number % options.slow_first_every == 0 else 0.0
-        self.first_at = self.received + options.ttft_s + slow
+        busy = options.ttft_per_running_s * server.running
+        self.first_at = self.received + options.ttft_s + busy + slow
         self.gone = False
         self.gzip = zlib.compressobj(wbits=31) if options.gzip else None
         server.running += 1
@@ -276,6 +278,22 @@ class Connection(asyncio.Protocol):
             self.note(path.decode(), headers, rest[:length])
         self.serve(self.chosen(path.decode().partition("?")[0]), rest[:length])
 
+    def answer_whole(self, api: str, prompt: list[int], tokens: int) -> None:
+        """An unstreamed answer after the time that it would take: a rule makes it of the prompt, or it is nonsense."""
+        server, options = self.server, self.server.options
+        mad = options.nonsense_above and server.running > options.nonsense_above
+        step = random.randrange(1, 10**6) if mad else 7
+        ids = [(sum(prompt) + step * at * at) % 30_000 for at in range(tokens)]
+        if api == "sglang":
+            likely = [[[-0.1, i, None], [-2.5, i + 1, None]] for i in ids]
+            meta = {"finish_reason": {"type": "length", "length": tokens}, "completion_tokens": tokens}
+            meta |= {"output_token_logprobs": [rows[0] for rows in likely], "output_top_logprobs": likely}
+            body = {"text": "", "output_ids": ids, "meta_info": meta}
+        else:
+            body = {"choices": [{"text": " ".join(map(str, ids)), "finish_reason": "length"}]}
+        answer = plain_answer(json.dumps(body).encode())
+        server.wheel.at(time.monotonic() + options.ttft_s + tokens * options.itl_s, lambda: self.write(answer))
+
     def chosen(self, path: str) -> str:
         """Switch to the server that the path names; the rest of the path."""
         if path.startswith("/with/"):
@@ -302,6 +320,9 @@ class Connection(asyncio.Protocol):
             asked = json.loads(body)
             api = "sglang" if path == "/generate" else "openai"
             tokens = asked["sampling_params"]["max_new_tokens"] if api == "sglang" else asked["max_tokens"]
+            if not asked.get("stream"):
+                self.answer_whole(api, asked.get("input_ids") or asked.get("prompt"), tokens)
+                return
             self.stream = Stream(self, api, tokens)
         elif path == "/stamps":
             self.write(plain_answer(server.stamps.dump(), kind="application/octet-stream"))
@@ -339,6 +360,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ttft-s", type=float, default=0.1)
     parser.add_argument("--tokens-per-event", type=int, default=1)
     parser.add_argument("--refuse-after", type=int)
+    parser.add_argument("--ttft-per-running-s", type=float, default=0.0, help="added for each request in flight")
     parser.add_argument("--slow-first-s", type=float, default=0.0)
     parser.add_argument("--slow-first-every", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="which requests stall, end early or are reset")
@@ -358,6 +380,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--running-usage", action="store_true", help="OpenAI: a token count in each event")
     parser.add_argument("--no-usage", action="store_true", help="OpenAI: no usage at all")
     parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--nonsense-above", type=int, default=0, help="requests in flight; of unstreamed answers")
     parser.add_argument("--label", help="tells apart servers with the same options")
     parser.add_argument("--record", help="file to which each request is appended as JSON")
     parser.add_argument("--metrics-factor", type=float, default=1.0)

@@ -1,0 +1,176 @@
+"""The correctness gate: 200 honest baselines against themselves, and configurations that answer nonsense."""
+
+import random
+
+import pytest
+from fakes.streaming.process import exact_rate_server
+
+from servetune.benchmarks import closed_loop
+from servetune.benchmarks._agreement import compare, first_difference, matched_share, parts_far
+from servetune.benchmarks._asking import read_answer
+from servetune.core.answers import Answer, AnswerSet
+from servetune.core.benchmark import Level, Workload
+from servetune.core.clock import WallClock
+
+PROMPTS, TOKENS = 24, 48
+
+
+class Model:
+    """A made-up model: one right answer per prompt, and near ties at which another batch size takes the other token."""
+
+    def __init__(self, seed, knows=True):
+        self.chance = random.Random(seed)
+        self.knows = knows
+        self.right = [[f"{prompt}-{at}" for at in range(TOKENS)] for prompt in range(PROMPTS)]
+
+    def answer(self, prompt, parting, nonsense=False):
+        """`parting`: probability per token of taking the other one of a near tie."""
+        tokens = list(self.right[prompt])
+        for at in range(TOKENS):
+            if self.chance.random() < parting:
+                tokens[at:] = [f"{prompt}-{at}-other"] + [f"x{self.chance.random()}" for _ in range(TOKENS - at - 1)]
+                break
+        if nonsense:
+            tokens = [f"n{self.chance.randrange(10**6)}" for _ in range(TOKENS)]
+        top = tuple(((f"{prompt}-{at}", -0.7), (f"{prompt}-{at}-other", -0.75)) for at in range(TOKENS))
+        return Answer(
+            tokens=tuple(tokens),
+            asked=TOKENS,
+            logprobs=(-0.7,) * TOKENS if self.knows else (),
+            top=top if self.knows else (),
+        )
+
+    def answers(self, idle=0.002, loaded=0.01, nonsense_idle=False, nonsense_loaded=False):
+        return AnswerSet(
+            idle=tuple(self.answer(prompt, idle, nonsense_idle) for prompt in range(PROMPTS)),
+            loaded=tuple(self.answer(prompt, loaded, nonsense_loaded) for prompt in range(PROMPTS)),
+            concurrency=256,
+        )
+
+
+@pytest.mark.parametrize(
+    ("knows", "sets"), [(True, 1), (True, 2), (False, 1)], ids=["with log-probabilities", "two sets", "without"]
+)
+def test_200_honest_baselines_raise_at_most_two_false_alarms(knows, sets):
+    alarms = 0
+    for seed in range(200):
+        model = Model(seed, knows)
+        parting = 0.002 * (1 + seed % 10)  # from nearly exact to parting in most answers
+        reference = [model.answers(parting / 3, parting) for _ in range(sets)]
+        alarms += compare(reference, model.answers(parting / 3, parting)).wrong
+    assert alarms <= 2
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["with log-probabilities", "without"])
+@pytest.mark.parametrize("where", ["nonsense_idle", "nonsense_loaded"])
+def test_nonsense_is_always_caught(knows, where):
+    for seed in range(30):
+        model = Model(seed, knows)
+        verdict = compare([model.answers()], model.answers(**{where: True}))
+        assert verdict.wrong
+        assert any(("under load" if where == "nonsense_loaded" else "idle") in text for text in verdict.findings)
+
+
+def test_other_kernels_differ_without_being_wrong():
+    model = Model(1)
+    verdict = compare([model.answers(), model.answers()], model.answers(idle=0.08, loaded=0.1))
+    assert not verdict.wrong
+    assert any("of an answer agrees" in text for text in verdict.findings)
+    assert verdict.figures["idle_match"] < verdict.figures["idle_baseline_match"]
+
+
+def test_a_quarter_of_nonsense_is_caught_where_log_probabilities_are_known():
+    model = Model(2)
+    honest, mad = model.answers(), model.answers(nonsense_loaded=True)
+    mixed = honest.model_copy(update={"loaded": mad.loaded[:8] + honest.loaded[8:]})
+    assert compare([model.answers(), model.answers()], mixed).wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"logprobs": (float("nan"),)}, "log-probabilities that are no numbers"),
+        ({"tokens": ("a",) * TOKENS}, "one token or a short cycle repeated"),
+        ({"tokens": ("a", "b", "c") * 16}, "one token or a short cycle repeated"),
+        ({"tokens": ()}, "no token"),
+        ({"tokens": ("a", "b")}, "fewer tokens than asked"),
+        ({"tokens": (), "error": "HTTP 500"}, "the request failed"),
+    ],
+)
+def test_defects_are_named(change, words):
+    model = Model(3)
+    honest = model.answers()
+    broken = tuple(answer.model_copy(update=change) for answer in honest.loaded[:8])
+    verdict = compare([model.answers()], honest.model_copy(update={"loaded": broken + honest.loaded[8:]}))
+    assert verdict.wrong
+    assert any(words in text for text in verdict.findings)
+
+
+def test_a_baseline_that_repeats_itself_may_be_repeated():
+    model = Model(4)
+    model.right = [["a", "b"] * 24 for _ in range(PROMPTS)]
+    assert not compare([model.answers(), model.answers()], model.answers()).wrong
+
+
+def test_pieces():
+    a, b = (Answer(tokens=tuple(text), asked=4) for text in ("abcd", "abxd"))
+    assert (first_difference(a, b), matched_share(a, b)) == (2, 0.5)
+    knowing = a.model_copy(update={"top": ((), (), (("c", -0.1), ("x", -0.6)), ())})
+    assert not parts_far(knowing, b)
+    assert parts_far(knowing, Answer(tokens=tuple("abzd"), asked=4))
+    assert matched_share(a, Answer(asked=4, error="refused")) == 0.0
+
+
+def test_no_reference_and_other_prompts_are_refused():
+    model = Model(5)
+    with pytest.raises(ValueError, match="no reference"):
+        compare([], model.answers())
+    with pytest.raises(ValueError, match="different numbers"):
+        compare([model.answers()], model.answers().model_copy(update={"idle": ()}))
+
+
+def test_answers_are_read_from_both_apis():
+    sglang = {
+        "text": " a b",
+        "output_ids": [5, 6],
+        "meta_info": {
+            "finish_reason": {"type": "length", "length": 2},
+            "output_token_logprobs": [[-0.1, 5, None], [None, 6, None]],
+            "output_top_logprobs": [[[-0.1, 5, None], [-3.0, 9, None]], None],
+        },
+    }
+    found = read_answer(sglang, 2)
+    assert (found.tokens, found.finish_reason, found.top[0]) == (("5", "6"), "length", (("5", -0.1), ("9", -3.0)))
+    assert found.logprobs[0] == -0.1
+    assert found.logprobs[1] != found.logprobs[1]  # null: not a number
+    told = {"tokens": [" a", " b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{" a": -0.1}, {" b": -0.2}]}
+    openai = {"choices": [{"text": " a b", "finish_reason": "length", "logprobs": told}]}
+    assert read_answer(openai, 2).tokens == (" a", " b")
+    assert read_answer({"choices": [{"text": "a b"}]}, 2).tokens == ("a", "b")
+    assert read_answer([], 2).error
+
+
+def test_a_server_that_answers_nonsense_only_under_load_is_caught():
+    generator = closed_loop.create(closed_loop.Settings())
+    level = Level(concurrency=32, workload=Workload(input_tokens=16, output_tokens=20), limit_s=60)
+
+    def ask(server):
+        found = generator.answers(server.url, level, WallClock(), lambda progress: True, {})
+        assert found is not None
+        assert not [answer.error for answer in found.idle + found.loaded if answer.error]
+        return found
+
+    with exact_rate_server("--itl-s", 0.002, "--ttft-s", 0.01) as process:
+        honest = process.behaving("--itl-s", 0.002, "--ttft-s", 0.01)
+        reference = [ask(honest), ask(honest)]
+        assert not generator.agreement(reference, ask(honest)).wrong
+        verdict = generator.agreement(reference, ask(process.behaving("--itl-s", 0.002, "--nonsense-above", 16)))
+    assert verdict.wrong
+    assert all("under load" in text for text in verdict.findings)
+
+
+def test_asking_can_be_ended():
+    generator = closed_loop.create(closed_loop.Settings())
+    level = Level(concurrency=8, workload=Workload(), limit_s=60)
+    with exact_rate_server("--ttft-s", 2.0) as server:
+        assert generator.answers(server.url, level, WallClock(), lambda progress: False, {}) is None
