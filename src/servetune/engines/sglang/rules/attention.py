@@ -25,14 +25,15 @@ def split_equals_whole(s: State) -> Effects:
 def default(s: State) -> Effects:
     """The fastest backend for the attention kind and the GPU."""
     if s.attention_backend is None and s.gpu.known and s.model.known:
-        yield Fill("attention_backend", _latent_default(s) if s.model.mla else _grouped_default(s))
+        yield Fill("attention_backend", _latent_default(s) if s.model.mla else grouped_default(s))
 
 
 def _latent_default(s: State) -> str:
     return "fa3" if s.gpu.hopper else "flashinfer" if s.gpu.sm100 else "triton"
 
 
-def _grouped_default(s: State) -> str:
+def grouped_default(s: State) -> str:
+    """The automatic backend for grouped attention."""
     topk = s.speculative_eagle_topk
     single = topk is None or (topk == 1 and s.page_size in (1, None))
     if s.gpu.hopper and single:

@@ -17,7 +17,7 @@ def page_default(s: State) -> Effects:
 
 
 _FP4_LATENT = ("cutlass_mla", "flashinfer", "trtllm_mla", "flashmla")
-_FP4_LATENT_0_5_19 = ("flashinfer", "trtllm_mla")
+_FP4_LATENT_0_5_20 = ("flashinfer", "trtllm_mla")
 _FP4_GROUPED = ("triton", "torch_native", "flex_attention", "trtllm_mha")
 
 
@@ -34,7 +34,7 @@ def fp4_cache(s: State) -> Effects:
         return
     if not s.model.known or not s.gpu.known:
         return
-    latent = _FP4_LATENT_0_5_19 if new else _FP4_LATENT
+    latent = _FP4_LATENT_0_5_20 if s.version >= (0, 5, 20) else _FP4_LATENT[: 3 if new else 4]
     allowed: tuple[str, ...]
     prefill, decode = s.attention_backends
     if prefill == "fa4":
@@ -51,7 +51,7 @@ def fp4_cache(s: State) -> Effects:
         )
 
 
-@rule("kv_cache.nvfp4_backends", Stage.DETERMINISTIC, since="0.5.16", source=NVFP4)
+@rule("kv_cache.nvfp4_backends", Stage.DETERMINISTIC, since="0.5.21", source=NVFP4)
 def nvfp4_backends(s: State) -> Effects:
     """An NVFP4 cache is read by trtllm_mha in decode, and by trtllm_mha or flashinfer in prefill."""
     if s.kv_cache_dtype != "nvfp4":
@@ -77,14 +77,19 @@ def nvfp4_backends(s: State) -> Effects:
 
 @rule("kv_cache.nvfp4", Stage.KV_CACHE, since="0.5.16", source=NVFP4)
 def nvfp4(s: State) -> Effects:
-    """An NVFP4 cache needs compute capability 10 or 12; on 10 few drafts and no host tier can read it."""
+    """An NVFP4 cache needs compute capability 10 or 12."""
     if s.kv_cache_dtype != "nvfp4" or not s.gpu.known:
         return
     if not (s.gpu.sm100 or s.gpu.sm120):
         yield Refuse(
             "--kv-cache-dtype nvfp4 needs compute capability 10 or 12", ("kv_cache_dtype",), ("fp4_mx_block16",)
         )
-    if not s.gpu.sm100 or "trtllm_mha" not in s.attention_backends:
+
+
+@rule("kv_cache.nvfp4_readers", Stage.KV_CACHE, since="0.5.21", majors=(10,), source=NVFP4)
+def nvfp4_readers(s: State) -> Effects:
+    """On compute capability 10 few drafts and no host tier can read an NVFP4 cache."""
+    if s.kv_cache_dtype != "nvfp4" or not s.gpu.sm100 or "trtllm_mha" not in s.attention_backends:
         return
     algorithm = s.speculative_algorithm.upper() if s.speculative_algorithm else None
     if algorithm not in (None, "EAGLE", "EAGLE3", "NEXTN", "NGRAM"):

@@ -27,7 +27,6 @@ QWEN_MOE_FAMILY = frozenset(
 )
 GPT_OSS = frozenset({"GptOssForCausalLM"})
 GLM4_MOE = frozenset({"Glm4MoeForCausalLM"})
-_HYBRID = frozenset({"Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration"})
 
 
 @rule(
@@ -257,30 +256,4 @@ def gpt_oss_runner(s: State) -> Effects:
             f"GPT-OSS on --moe-runner-backend triton_kernel takes --ep-size 1, got {s.ep_size}",
             ("moe_runner_backend", "ep_size"),
             ("--ep-size 1",),
-        )
-
-
-@rule(
-    "model.hybrid_without_buffer",
-    Stage.MODEL,
-    until="0.5.15",
-    architectures=_HYBRID,
-    source="server_args.py:_handle_mamba_radix_cache",
-)
-def hybrid_without_buffer(s: State) -> Effects:
-    """Hybrid models with a radix cache and no extra state buffer run without the overlap scheduler."""
-    if s.gpu.sm100 and s.attention_backend is None:
-        yield Fill("attention_backend", "triton")
-    if s.mamba_radix_cache_strategy == "extra_buffer" or s.disable_radix_cache:
-        return
-    if s.speculative_algorithm is None:
-        reason = "the state cache without an extra buffer is incompatible with the overlap scheduler"
-        yield Assign("disable_overlap_schedule", True, reason)
-    elif s.version <= (0, 5, 9):
-        yield Assign("disable_radix_cache", True, "speculative decoding of hybrid models runs without the radix cache")
-    else:
-        yield Refuse(
-            "speculative decoding of a hybrid model with the radix cache needs --mamba-scheduler-strategy extra_buffer",
-            ("speculative_algorithm", "disable_radix_cache", "mamba_radix_cache_strategy"),
-            ("--mamba-scheduler-strategy extra_buffer", "--disable-radix-cache"),
         )
