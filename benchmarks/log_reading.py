@@ -84,7 +84,7 @@ def memory(total: int = BIG_BYTES) -> None:
 def broken(source: random.Random, logs: list[bytes]) -> Iterator[bytes]:
     """One broken log after another."""
     while True:
-        lines = source.choice(logs)[:60_000].split(b"\n")
+        lines = source.choice(logs)[:30_000].split(b"\n")
         for _ in range(source.randint(1, 5)):
             source.choice(BREAKAGES)(source, lines, logs)
         yield b"\n".join(lines)
@@ -97,7 +97,7 @@ def _cut(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
 
 
 def _interleave(source: random.Random, lines: list[bytes], logs: list[bytes]) -> None:
-    others = source.choice(logs)[:20_000].split(b"\n")
+    others = source.choice(logs)[:8_000].split(b"\n")
     for other in others:
         lines.insert(source.randint(0, len(lines)), other)
 

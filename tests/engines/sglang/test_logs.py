@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -391,3 +392,53 @@ def test_looking_does_not_change_what_is_read_later() -> None:
     looked.facts()
     looked.feed(tail)
     assert everything(looked) == everything(read(head + tail))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "w",
+        " ",
+        "[",
+        "[probe ",
+        "-> ",
+        "1",
+        "1.",
+        "#",
+        "--a",
+        "a_",
+        "=",
+        "'",
+        '"',
+        "(",
+        "{",
+        "|",
+        "E",
+        "not ",
+        "\\",
+        ".",
+        "/",
+        "a-b ",
+    ],
+)
+def test_no_pattern_is_quadratic(unit: str) -> None:
+    """A long run of anything is read in time that grows with its length: as a line, as a message, as arguments."""
+    run = unit * (40_000 // len(unit))
+    log = Log().arguments(tp_size=1).start("ready")
+    for head in (
+        "",
+        "[bench] ",
+        "Capture cuda graph begin. ",
+        "error: argument --x: ",
+        "python -m sglang.launch_server --x ",
+        "failed nvshmem a2a ",
+    ):
+        log.add(head + run, "").add(head + run)
+    log.add(f"server_args=ServerArgs(a={run}", "")
+    log.raises(
+        "", (f"managers/{run[:3000]}.py:f> {run[:3000]}",) * 8, "\n".join([f"RuntimeError: {run[:3000]}"] * 24)
+    ).dies(serving=True)
+    before = time.process_time()
+    reader = read(log.text().encode())
+    reader.report(reader.diagnose(None))
+    assert time.process_time() - before < 3.0

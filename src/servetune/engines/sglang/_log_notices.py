@@ -103,7 +103,7 @@ ALARM = re.compile(
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
     r"Setup Custom allreduce failed|memory capacity is unbalanced|Skipping tactic|OOM detected|Detected errors"
-    r"|CUDA error|out of memory|Traceback|NCCL WARN|\bFATAL\b|ERROR[: ]|\w+Error\b|[Aa]ssertion|\b[Ff]ailed\b"
+    r"|CUDA error|out of memory|Traceback|NCCL WARN|\bFATAL\b|ERROR[: ]|[A-Za-z]Error\b|[Aa]ssertion|\b[Ff]ailed\b"
 )
 HARMLESS = re.compile(
     r"Warning:|Ignore import error|error in optional import|RLIMIT|request(?:s)? failed|0 failed|leaked|DEPRECAT"

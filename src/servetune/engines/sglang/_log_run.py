@@ -19,6 +19,8 @@ from servetune.engines.sglang._log_tracebacks import Trace, TracebackAssembler
 #: Bounds on what is kept: first and last events per signature, notices, explaining lines, flags named in a usage text.
 PER_SIGNATURE, NOTICES, EXPLAINING, KNOWN_FLAGS = 3, 64, 16, 4096
 MAX_EVIDENCE_TEXT = 2000
+#: Patterns look at no more of a line than this: a longer one is a prompt, a dump or broken.
+MAX_READ_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,10 @@ class Run:
         if _log_phases.take_marker(self.progress, line):
             self._arguments(text)
             return
+        text = text[:MAX_READ_TEXT]
         _log_phases.take_version(self.progress, line)
-        self._command(text)
-        self._usage(text)
+        self._command(line.text)
+        self._usage(line.text)
         if _log_notices.RETRACTION.search(text):
             self.throughput.retractions += 1
             self._explain("retraction", line)
@@ -144,7 +147,7 @@ class Run:
             self.usage_flags.update(_log_notices.NAMED_FLAG.findall(text))
 
     def _alarm(self, line: Line) -> None:
-        text = line.text
+        text = line.text[:MAX_READ_TEXT]
         if _log_notices.NCCL_WARN.search(text):
             self._explain("nccl_warn", line)
         elif _log_notices.ASSERTION_LINE.search(text):
@@ -161,7 +164,7 @@ class Run:
                 continue
             if signature.when == "autotuning" and not self.progress.autotuning:
                 continue
-            if signature.frame or not signature.matches(line.text, ""):
+            if signature.frame or not signature.matches(line.text[:MAX_READ_TEXT], ""):
                 continue
             self._remember(entry, line)
             return
