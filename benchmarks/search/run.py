@@ -135,6 +135,8 @@ def main() -> None:
 def table(rows: dict[str, dict], strategies: list[str]) -> str:
     """One line for each strategy, over the runs that every strategy has."""
     common = sorted(set.intersection(*(set(found) for found in rows.values())))
+    if not common:
+        return "no run is there for every strategy yet"
     lines = [
         f"{len(common)} runs",
         "| strategy | reach 95 % | median h | worst h | reach 98 % | median h | final, median | final, worst "
