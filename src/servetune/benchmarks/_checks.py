@@ -11,7 +11,7 @@ import numpy as np
 from servetune.benchmarks._holder import EffortSeries
 from servetune.benchmarks._metrics import Events, Requests, TimeMap, throughput, tokens_until
 from servetune.benchmarks._observer import Reading
-from servetune.benchmarks._records import Outcome
+from servetune.benchmarks._records import Outcome, Records
 from servetune.core.benchmark import Percentiles
 
 FAILED_AT_MOST = 0.01
@@ -23,6 +23,8 @@ LATE_SHARE = 0.15  # of the loop's timer at p99 in ITL's p99
 COMPRESSED = 1.5  # node seconds per wall second
 SERVER_DIFFERS_BY = 0.02
 HALVES_DIFFER_BY = 0.05
+GRAPHS_NOTED = 0.02  # share of decode steps outside captured graphs
+CACHED_NOTED = 0.02  # share of prompt tokens out of the prefix cache
 GROWS_BY = 1.3  # requests in flight of an open loop, from one half to the other
 
 
@@ -205,10 +207,10 @@ class ServerView:
     """What the server's own counters say of the window; None: it does not tell."""
 
     running: float | None = None
+    most: float | None = None  # running and queued in the reading that counted most
     queued: float | None = None
-    output_tokens_per_s: float | None = None
     retracted: float | None = None
-    outside_graphs: float | None = None  # share of readings
+    outside_graphs: float | None = None  # share of decode steps, or of readings
     readings: int = 0
 
 
@@ -222,36 +224,48 @@ def server_view(readings: Sequence[Reading], window: Window, times: TimeMap) -> 
         return sum(values) / len(values) if values else None
 
     def increase(name: str) -> float | None:
-        values = [reading.values[name] for reading in inside if name in reading.values]
-        return values[-1] - values[0] if len(values) > 1 else None
+        # a counter appears in the export when it is first counted
+        known = any(name in reading.values for reading in inside)
+        return inside[-1].values.get(name, 0.0) - inside[0].values.get(name, 0.0) if known else None
 
-    graph = mean("graph")
+    counts = [r.values["running"] + r.values.get("queued", 0.0) for r in inside if "running" in r.values]
+    decodes, eager, graph = increase("decodes"), increase("eager_decodes"), mean("graph")
+    outside = eager / decodes if decodes and eager is not None else None if graph is None else 1 - min(1.0, graph)
     return ServerView(
-        mean("running"),
-        mean("queued"),
-        None,
-        increase("retracted"),
-        None if graph is None else 1 - min(1.0, graph),
-        len(inside),
+        running=mean("running"),
+        most=max(counts, default=None),
+        queued=mean("queued"),
+        retracted=increase("retracted"),
+        outside_graphs=outside,
+        readings=len(inside),
     )
+
+
+def of_prompts(parts: Sequence[Records]) -> Iterable[Finding]:
+    """Prompts that the server read with another length, or partly out of its cache."""
+    counted, sent = sum(part.prompt_tokens for part in parts), sum(part.input_tokens for part in parts)
+    cached, prompts = sum(part.cached_tokens for part in parts), sum(part.prompts_counted for part in parts)
+    if prompts and abs(counted - sent) > max(0.01 * sent, 2 * prompts):  # a token or two more: begin of text
+        yield Finding(f"the server read {counted / prompts:.1f} prompt tokens where {sent / prompts:.1f} were sent")
+    if counted and cached > CACHED_NOTED * counted:
+        yield Finding(f"{cached / counted:.1%} of the prompt tokens came out of the server's prefix cache")
 
 
 def of_server(view: ServerView, held: float) -> Iterable[Finding]:
     """Requests in flight, queueing, retractions and graphs as the server counts them."""
-    if view.running is not None:
-        seen = view.running + (view.queued or 0.0)
-        if seen < CONCURRENCY_AT_LEAST * held and view.readings >= 3:
-            yield Finding(
-                f"the server counted {seen:.1f} requests on average where the client held {held:.1f}",
-                # never fatal: a real server's gauge moves with its log lines and reads 0 between them
-            )
+    if view.most is not None and view.most < CONCURRENCY_AT_LEAST * held - 1 and view.readings >= 3:
+        # never fatal: a real server's gauge moves with its log lines and reads 0 between them
+        yield Finding(
+            f"the server counted {view.most:.0f} requests at most in {view.readings} readings where the client held "
+            f"{held:.1f}"
+        )
     if view.queued is not None and view.queued > 0.02 * held and view.queued >= 1:
         running = "" if view.running is None else f", {view.running:.1f} ran"
         yield Finding(f"{view.queued:.1f} of {held:.1f} requests waited in the server's queue on average{running}")
     if view.retracted:
         yield Finding(f"the server retracted {view.retracted:.0f} requests: its KV pool was full")
-    if view.outside_graphs:
-        yield Finding(f"decode ran outside captured graphs in {view.outside_graphs:.0%} of {view.readings} readings")
+    if view.outside_graphs is not None and view.outside_graphs > GRAPHS_NOTED:
+        yield Finding(f"{view.outside_graphs:.0%} of the decode steps ran outside captured graphs")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from servetune.benchmarks._events import EventSplitter
 from servetune.benchmarks._http import AnswerReader, MalformedAnswerError
@@ -56,6 +56,7 @@ class Connection(asyncio.Protocol):
         self.busy = False
         self.served = 0  # answers completed on this connection
         self.message = b""
+        self.input_tokens = 0
         self.last_event = 0.0  # wall time of the last sign of life of the current request
         self._plain = False  # at the border of a chunk of an event stream with nothing held
         self._tokens = 0
@@ -75,12 +76,14 @@ class Connection(asyncio.Protocol):
         """Whether the current request has given a token."""
         return self._new > 0
 
-    def send(self, message: bytes, asked: int, due: float) -> None:
+    def send(self, message: bytes, asked: int, due: float, input_tokens: int = 0) -> None:
         """Send a request for `asked` tokens that was due at wall time `due`: latencies count from there."""
+        self.input_tokens = input_tokens
         self._put(self._records.open_request(due, asked), message, asked, due)
 
     def send_again(self, lost: Connection) -> None:
         """Send the request that another connection lost; it keeps its row in the records."""
+        self.input_tokens = lost.input_tokens
         self._put(lost.request, lost.message, lost.asked, lost.last_event)
 
     def _put(self, request: int, message: bytes, asked: int, due: float) -> None:
@@ -241,6 +244,7 @@ class Connection(asyncio.Protocol):
             return
         self._last = event
         if has_content(decoded):
+            self._records.request_counted[self.request] = 1
             self._counted += 1
             self._note(1)
 
@@ -259,23 +263,32 @@ class Connection(asyncio.Protocol):
             self._reject(f"HTTP {self._reader.status}: {_short(self._error_body)}")
             return
         tokens = self._total if self._total is not None else (self._counted or self._tokens)
-        reason = self._trouble(tokens)
+        closing = read_closing(self._last)
+        reason = self._trouble(tokens, closing)
         if reason is not None:
             self._reject(reason)
             return
+        self._note_prompt(closing)
         self.busy = False
         self.served += 1
-        self._records.complete_request(self.request, self.last_event, tokens, self._counted > 0)
+        self._records.complete_request(self.request, self.last_event, tokens)
         self._owner.request_ended(self)
 
-    def _trouble(self, tokens: int) -> str | None:
+    def _note_prompt(self, closing: Closing) -> None:
+        if closing.prompt_tokens is not None:
+            records = self._records
+            records.prompts_counted += 1
+            records.prompt_tokens += closing.prompt_tokens
+            records.cached_tokens += closing.cached_tokens
+            records.input_tokens += self.input_tokens
+
+    def _trouble(self, tokens: int, closing: Closing) -> str | None:
         if not tokens:
             return "an answer without a token"
         if not self._done and self._splitter.held:
             return "connection closed before the end of the answer"
-        reason = finish_reason(self._last)
         if tokens != self.asked:
-            return f"{tokens} of {self.asked} tokens, finish reason {reason or 'none'}"
+            return f"{tokens} of {self.asked} tokens, finish reason {closing.finish_reason or 'none'}"
         return None
 
     def _reject(self, reason: str) -> None:
@@ -311,21 +324,36 @@ def _choice_text(choice: dict[str, Any]) -> bool:
     return bool(inner.get("text") or inner.get("content") or inner.get("reasoning_content"))
 
 
-def finish_reason(event: bytes) -> str | None:
-    """Why the answer ended, out of its last event: SGLang's `meta_info.finish_reason.type` or OpenAI's word."""
+class Closing(NamedTuple):
+    """What the last event of an answer says."""
+
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
+
+
+def read_closing(event: bytes) -> Closing:
+    """SGLang's `meta_info`, or OpenAI's choice and usage, out of the last event; nothing where it is not JSON."""
     begin, end = event.rfind(b"\ndata:"), event.rfind(b"}")  # the last event, where it is a read of several
     try:
         decoded = json.loads(event[event.find(b"{", max(begin, 0)) : end + 1])
     except ValueError:
-        return None
+        return Closing()
     if not isinstance(decoded, dict):
-        return None
-    source = decoded.get("meta_info")
-    if not isinstance(source, dict):
-        choices = decoded.get("choices")
-        source = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    reason = source.get("finish_reason")
-    return reason.get("type") if isinstance(reason, dict) else reason if isinstance(reason, str) else None
+        return Closing()
+    meta, choices, usage = decoded.get("meta_info"), decoded.get("choices"), decoded.get("usage")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    source = meta if isinstance(meta, dict) else choice
+    counts = meta if isinstance(meta, dict) else usage if isinstance(usage, dict) else {}
+    reason, details = source.get("finish_reason"), counts.get("prompt_tokens_details")
+    prompt, cached = counts.get("prompt_tokens"), counts.get("cached_tokens")
+    if isinstance(details, dict):
+        cached = details.get("cached_tokens")
+    return Closing(
+        finish_reason=reason.get("type") if isinstance(reason, dict) else reason if isinstance(reason, str) else None,
+        prompt_tokens=prompt if isinstance(prompt, int) else None,
+        cached_tokens=cached if isinstance(cached, int) else 0,
+    )
 
 
 def _short(text: bytes) -> str:

@@ -208,7 +208,8 @@ class Holder:
         input_tokens, output_tokens = self._plan.lengths.of(number)
         asked = self._first_length(number, output_tokens) if index < self._plan.concurrency else output_tokens
         self._in_flight += 1
-        connection.send(self._plan.form.request(self._prompts.ids_json(number, input_tokens), asked), asked, due)
+        message = self._plan.form.request(self._prompts.ids_json(number, input_tokens), asked)
+        connection.send(message, asked, due, input_tokens)
 
     def _first_length(self, number: int, output_tokens: int) -> int:
         """Answers of a closed loop's first wave end one after the other, so that later waves do not move in step."""

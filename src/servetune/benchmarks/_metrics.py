@@ -87,9 +87,12 @@ def _read_requests(parts: Sequence[Records], times: TimeMap) -> Requests:
     brought = np.bincount(
         _event_requests(parts), weights=_joined(parts, "event_tokens", np.float64), minlength=len(tokens)
     )
-    counted = (_joined(parts, "request_counted", np.int64) == 1) & (brought > 0) & (tokens > 0)
+    counted = _joined(parts, "request_counted", np.int64) == 1
+    known = counted & (brought > 0) & (tokens > 0)
     correction = np.ones(len(tokens))
-    correction[counted] = tokens[counted] / brought[counted]
+    if np.any(known):  # of answers that are not complete, the mean
+        correction[counted] = np.sum(tokens[known]) / np.sum(brought[known])
+    correction[known] = tokens[known] / brought[known]
     return Requests(
         sent_s=times.node(_joined(parts, "request_sent", np.float64)),
         ended_s=times.node(_joined(parts, "request_ended", np.float64)),

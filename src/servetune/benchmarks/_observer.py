@@ -26,7 +26,10 @@ LOADS: Mapping[str, tuple[str, ...]] = {
     "running": ("num_running_reqs",),
     "queued": ("num_waiting_reqs", "num_queue_reqs"),
 }
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+#: SGLang 0.5.2x counts forward passes by mode: `decode_none` ran without a graph.
+_PASSES = "sglang:cuda_graph_passes_total"
+_MODE = re.compile(r'mode="(decode\w*)"')
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,18 @@ class Reading:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text → our names. Series of one name are added up."""
+    """Prometheus text → our names. Series of one name are added up; forward passes: `decodes`, `eager_decodes`."""
     sums: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
+    found: dict[str, float] = {}
+    for name, labels, value in _LINE.findall(text):
         try:
-            sums[name] = sums.get(name, 0.0) + float(value)
+            number = float(value)
         except ValueError:
             continue
-    found = {}
+        sums[name] = sums.get(name, 0.0) + number
+        if name == _PASSES and (mode := _MODE.search(labels)):
+            found["decodes"] = found.get("decodes", 0.0) + number
+            found["eager_decodes"] = found.get("eager_decodes", 0.0) + number * (mode[1] == "decode_none")
     for ours, theirs in METRICS.items():
         present = [sums[name] for name in theirs if name in sums]
         if present:

@@ -32,6 +32,10 @@ class Records:
         self.request_outcome = array("B")
         self.request_counted = array("B")  # 1: each event was counted as one token, for want of a count in the stream
         self.failures: Counter[str] = Counter()
+        self.prompts_counted = 0  # completed requests whose prompt tokens the server counted
+        self.prompt_tokens = 0  # of those, as the server counted them
+        self.cached_tokens = 0  # of those, out of its prefix cache
+        self.input_tokens = 0  # of those, as they were sent
         self.completed = 0
         self.failed = 0
 
@@ -45,12 +49,11 @@ class Records:
         self.request_counted.append(0)
         return len(self.request_sent) - 1
 
-    def complete_request(self, index: int, ended: float, tokens: int, counted: bool) -> None:
-        """The request gave all that was asked. `counted`: its events were counted for want of a token count."""
+    def complete_request(self, index: int, ended: float, tokens: int) -> None:
+        """The request gave all that was asked."""
         self.request_ended[index] = ended
         self.request_tokens[index] = tokens
         self.request_outcome[index] = Outcome.COMPLETED
-        self.request_counted[index] = counted
         self.completed += 1
 
     def fail_request(self, index: int, ended: float, reason: str) -> None:

@@ -19,6 +19,7 @@ from servetune.benchmarks._checks import (
     of_concurrency,
     of_counters,
     of_delays,
+    of_prompts,
     of_requests,
     of_server,
     of_silence,
@@ -99,6 +100,7 @@ def _figures(
     findings += of_steadiness(
         events, window, (flow.high - flow.low) / 2, outcome.pace.settled or outcome.level.workload.warmup != "auto"
     )
+    findings += of_prompts([harvest.records for harvest in outcome.harvests])
     findings += of_server(view, held)
     findings += of_counters(compared)
     return Measurement(
