@@ -188,3 +188,9 @@ def test_headers_and_prompts_reach_the_server_and_are_the_same_each_time(tmp_pat
     assert len({json.dumps(body["input_ids"]) for body in bodies[0]}) == 5
     assert all(len(body["input_ids"]) == 32 and body["stream"] is True for body in bodies[0])
     assert bodies[0][0]["sampling_params"] == {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+
+
+def test_prompts_that_the_server_reads_otherwise_are_told(process):
+    server = process.behaving(*FAST, "--prompt-tokens", 500)
+    found = run(server.url, level())
+    assert "the server read 500.0 prompt tokens where 32.0 were sent" in found.warnings

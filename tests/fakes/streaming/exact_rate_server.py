@@ -41,25 +41,25 @@ class EventText:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._cache: dict[tuple[str, int, int, int], bytes] = {}
+        self._cache: dict[tuple[str, int, int, int, int], bytes] = {}
 
     def text(self, begin: int, end: int) -> str:
         marker = "ü漢🙂" if self._options.utf8 else ""
         return "".join(f" {WORDS[(i * 7 + i * i) % len(WORDS)]}{marker}" for i in range(begin, end))
 
-    def event(self, api: str, before: int, count: int, asked: int) -> bytes:
-        key = (api, before, count, asked if count >= asked else 0)
+    def event(self, api: str, before: int, count: int, asked: int, prompt: int) -> bytes:
+        key = (api, before, count, asked if count >= asked else 0, prompt)
         found = self._cache.get(key)
         if found is None:
-            found = self._cache[key] = self._make(api, before, count, asked)
+            found = self._cache[key] = self._make(api, before, count, asked, prompt)
         return found
 
-    def _make(self, api: str, before: int, count: int, asked: int) -> bytes:
+    def _make(self, api: str, before: int, count: int, asked: int, prompt: int) -> bytes:
         last = count >= asked
         shown = count + self._options.wrong_count if last or self._options.wrong_count_always else count
         usage = {
-            "prompt_tokens": 512,
-            "total_tokens": 512 + shown,
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + shown,
             "completion_tokens": shown,
             "prompt_tokens_details": None,
         }
@@ -70,7 +70,7 @@ class EventText:
                 "meta_info": {
                     "id": "0123456789abcdef",
                     "finish_reason": {"type": "length", "length": asked} if last else None,
-                    "prompt_tokens": 512,
+                    "prompt_tokens": prompt,
                     "weight_version": "default",
                     "completion_tokens": shown,
                     "cached_tokens": 0,
@@ -88,13 +88,13 @@ class EventText:
             body["usage"] = usage if self._options.running_usage else None
         return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
-    def closing(self, api: str, asked: int) -> bytes:
+    def closing(self, api: str, asked: int, prompt: int) -> bytes:
         if api == "sglang" or self._options.no_usage:
             return b"data: [DONE]\n\n"
         shown = asked + self._options.wrong_count
         usage = {
-            "prompt_tokens": 512,
-            "total_tokens": 512 + shown,
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + shown,
             "completion_tokens": shown,
             "prompt_tokens_details": None,
         }
@@ -163,10 +163,10 @@ class Server:
 class Stream:
     """One answer on its schedule."""
 
-    def __init__(self, connection: Connection, api: str, asked: int) -> None:
+    def __init__(self, connection: Connection, api: str, asked: int, prompt: int) -> None:
         server = connection.server
         options = server.options
-        self.connection, self.server, self.api, self.asked = connection, server, api, asked
+        self.connection, self.server, self.api, self.asked, self.prompt = connection, server, api, asked, prompt
         self.number = len(server.stamps.received)
         self.received = time.monotonic()
         server.stamps.received.append(self.received)
@@ -206,11 +206,11 @@ class Stream:
             self.connection.transport.close()
             return
         if early:
-            self.write(server.texts.closing(self.api, self.sent))
+            self.write(server.texts.closing(self.api, self.sent, self.prompt))
             self.finish()
             return
         before, self.sent = self.sent, min(self.asked, self.sent + options.tokens_per_event)
-        event = server.texts.event(self.api, before, self.sent, self.asked)
+        event = server.texts.event(self.api, before, self.sent, self.asked, self.prompt)
         now = time.monotonic()
         server.stamps.time.append(now)
         server.stamps.request.append(self.number)
@@ -219,7 +219,7 @@ class Stream:
         if options.duplicate and self.sent % 5 == 0:
             self.write(event)
         if self.sent >= self.asked:
-            self.write(server.texts.closing(self.api, self.asked))
+            self.write(server.texts.closing(self.api, self.asked, self.prompt))
             server.finished_tokens += self.asked
             self.finish()
         else:
@@ -323,13 +323,16 @@ class Connection(asyncio.Protocol):
             if not asked.get("stream"):
                 self.answer_whole(api, asked.get("input_ids") or asked.get("prompt"), tokens)
                 return
-            self.stream = Stream(self, api, tokens)
+            prompt = asked.get("input_ids") or asked.get("prompt") or str(asked.get("text")).split()
+            self.stream = Stream(self, api, tokens, options.prompt_tokens or len(prompt))
         elif path == "/stamps":
             self.write(plain_answer(server.stamps.dump(), kind="application/octet-stream"))
         elif path == "/flush_cache":
             server.flushed += 1
             refused = server.running > 0
             self.write(plain_answer(b"pending" if refused else b"ok", "400 Bad Request" if refused else "200 OK"))
+        elif path in ("/health", "/get_model_info", "/model_info"):
+            self.write(plain_answer(b"{}"))
         elif path == "/v1/models":
             self.write(plain_answer(b'{"data":[{"id":"exact"}]}'))
         elif path == "/server_info":
@@ -381,6 +384,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-usage", action="store_true", help="OpenAI: no usage at all")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--nonsense-above", type=int, default=0, help="requests in flight; of unstreamed answers")
+    parser.add_argument("--prompt-tokens", type=int, help="what it says of every prompt")
     parser.add_argument("--label", help="tells apart servers with the same options")
     parser.add_argument("--record", help="file to which each request is appended as JSON")
     parser.add_argument("--metrics-factor", type=float, default=1.0)
