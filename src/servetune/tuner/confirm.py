@@ -15,7 +15,7 @@ from scipy import stats
 from servetune.core.space import Frozen, Value
 from servetune.core.study import Confirmation, Objective, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
-from servetune.tuner.judge import NOT_THE_CONFIGURATION
+from servetune.tuner.judge import is_the_configurations
 
 #: A difference above this is never called a tie, however little is known of the noise.
 MOST_TIED = 0.01
@@ -147,7 +147,7 @@ def failed_again(record: TrialRecord) -> bool:
     A fault of the node or of the measurement is not the configuration's.
     """
     failures = [run.failure for run in record.runs if run.purpose is RunPurpose.CONFIRM]
-    return any(failure is not None and failure.slug not in NOT_THE_CONFIGURATION for failure in failures)
+    return any(failure is not None and is_the_configurations(failure) for failure in failures)
 
 
 def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:

@@ -33,11 +33,16 @@ def outcome_of(spec: StudySpec, failure: Failure | None, measurements: Sequence[
             state=TrialState.COMPLETE, value=spec.objective.value(levels), levels=levels, constraint=FEASIBLE
         )
     message = f"{failure.slug} in {failure.phase.value}: {failure.message}"
-    if failure.verdict is Verdict.STOP or failure.slug in NOT_THE_CONFIGURATION:
+    if failure.verdict is Verdict.STOP or not is_the_configurations(failure):
         return Outcome(state=TrialState.FAIL, levels=levels, message=message)
     return Outcome(
         state=TrialState.PRUNED, levels=levels, constraint=constraint_of(spec, failure, len(levels)), message=message
     )
+
+
+def is_the_configurations(failure: Failure) -> bool:
+    """Whether a failure says something about its configuration; so may a class that usually does not."""
+    return failure.verdict is Verdict.INFEASIBLE or failure.slug not in NOT_THE_CONFIGURATION
 
 
 def constraint_of(spec: StudySpec, failure: Failure, levels_done: int) -> float:
