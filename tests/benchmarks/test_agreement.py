@@ -33,7 +33,7 @@ class Model:
         if nonsense:
             tokens = [f"n{self.chance.randrange(10**6)}" for _ in range(TOKENS)]
         top = tuple(((f"{prompt}-{at}", -0.7), (f"{prompt}-{at}-other", -0.75)) for at in range(TOKENS))
-        return Answer(
+        return Answer.model_construct(  # checking each of them would take most of the test's time
             tokens=tuple(tokens),
             asked=TOKENS,
             logprobs=(-0.7,) * TOKENS if self.knows else (),
@@ -41,7 +41,7 @@ class Model:
         )
 
     def answers(self, idle=0.002, loaded=0.01, nonsense_idle=False, nonsense_loaded=False):
-        return AnswerSet(
+        return AnswerSet.model_construct(
             idle=tuple(self.answer(prompt, idle, nonsense_idle) for prompt in range(PROMPTS)),
             loaded=tuple(self.answer(prompt, loaded, nonsense_loaded) for prompt in range(PROMPTS)),
             concurrency=256,
@@ -121,10 +121,8 @@ def test_pieces():
     assert matched_share(a, Answer(asked=4, error="refused")) == 0.0
 
 
-def test_no_reference_and_other_prompts_are_refused():
+def test_other_prompts_are_refused():
     model = Model(5)
-    with pytest.raises(ValueError, match="no reference"):
-        compare([], model.answers())
     with pytest.raises(ValueError, match="different numbers"):
         compare([model.answers()], model.answers().model_copy(update={"idle": ()}))
 
@@ -163,8 +161,8 @@ def test_a_server_that_answers_nonsense_only_under_load_is_caught():
     with exact_rate_server("--itl-s", 0.002, "--ttft-s", 0.01) as process:
         honest = process.behaving("--itl-s", 0.002, "--ttft-s", 0.01)
         reference = [ask(honest), ask(honest)]
-        assert not generator.agreement(reference, ask(honest)).wrong
-        verdict = generator.agreement(reference, ask(process.behaving("--itl-s", 0.002, "--nonsense-above", 16)))
+        assert not generator.agreement(reference, ask(honest), False).wrong
+        verdict = generator.agreement(reference, ask(process.behaving("--itl-s", 0.002, "--nonsense-above", 16)), False)
     assert verdict.wrong
     assert all("under load" in text for text in verdict.findings)
 

@@ -49,9 +49,9 @@ def test_a_few_lost_tasks_are_chance_and_many_are_not():
 
 def test_the_stated_power_is_the_real_one():
     baseline = [True] * 100
-    drop = detectable_drop(baseline)
+    drop = detectable_drop(100)
     chance = random.Random(0)
     noticed = sum(compare_tasks(baseline, [chance.random() >= drop for _ in baseline]).worse for _ in range(1000))
     assert noticed >= 780
-    assert detectable_drop([True] * 5) == 1.0
+    assert detectable_drop(5) == 1.0
     assert f"{drop:.0%}" in compare_tasks(baseline, baseline).text

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
+from servetune.core.answers import Agreement, Answer, AnswerRecord, AnswerSet
 from servetune.core.benchmark import Measurement
 from servetune.core.errors import StudyBusyError, UsageError
 from servetune.core.failure import Failure, Phase, Verdict
@@ -55,6 +56,16 @@ def a_measurement(concurrency: int, rate: float = 100.5) -> Measurement:
 
 def complete(value: float = 100.5, **fields: Any) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, value=value, levels={1: value, 256: value}, **fields)
+
+
+def some_answers(trial: int, attempt: int, wrong: bool = False) -> AnswerRecord:
+    answer = Answer(
+        tokens=("5", "ü"), asked=2, given=2, logprobs=(-0.1, float("inf")), top=((("5", -0.1), ("6", -2.5)), ())
+    )
+    late = Answer(asked=2, error="no answer within the limit")
+    answers = AnswerSet(idle=(answer, late), loaded=(late, answer), concurrency=256, solved=(True, None, False))
+    agreement = Agreement(wrong=wrong, findings=("idle, …",), examples=("prompt 0",), figures={"idle_match": 0.1 + 0.2})
+    return AnswerRecord(trial=trial, attempt=attempt, sets=(answers, answers), agreement=agreement)
 
 
 def a_constraint(**changes) -> LearnedConstraint:

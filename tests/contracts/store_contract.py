@@ -6,7 +6,16 @@ import math
 
 import optuna
 import pytest
-from contracts.storage_examples import FACTS, FAILURE, LAUNCH, a_constraint, a_measurement, a_spec, complete
+from contracts.storage_examples import (
+    FACTS,
+    FAILURE,
+    LAUNCH,
+    a_constraint,
+    a_measurement,
+    a_spec,
+    complete,
+    some_answers,
+)
 
 from servetune.core.engine import Violation
 from servetune.core.errors import StorageError, UsageError
@@ -124,6 +133,28 @@ class StoreContract:
         assert (back.low, back.high, back.details) == (-math.inf, math.inf, {"x": math.inf})
 
     # outcomes and trials
+
+    # answers
+
+    def test_answers_come_back_as_they_were_saved_once_their_run_is_finished(self, store, study):
+        for trial, attempt in ((1, 0), (0, 1), (0, 0)):
+            store.begin_run("quick", trial, attempt, RunPurpose.SEARCH, LAUNCH, FACTS)
+            store.save_answers("quick", some_answers(trial, attempt))
+            store.finish_run("quick", trial, attempt, node_s=1.0)
+        assert store.answers("quick") == tuple(some_answers(*key) for key in ((0, 0), (0, 1), (1, 0)))
+        assert store.answers("quick", 0) == (some_answers(0, 0), some_answers(0, 1))
+
+    def test_answers_of_an_interrupted_run_are_none(self, store, study):
+        store.begin_run("quick", 0, 0, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.save_answers("quick", some_answers(0, 0, wrong=True))
+        assert store.answers("quick") == ()
+        store.begin_run("quick", 0, 0, RunPurpose.SEARCH, LAUNCH, FACTS)
+        store.finish_run("quick", 0, 0, node_s=1.0)
+        assert store.answers("quick") == ()
+
+    def test_answers_belong_to_an_open_run(self, store, study):
+        with pytest.raises(StorageError, match="never begun"):
+            store.save_answers("quick", some_answers(0, 0))
 
     def test_an_outcome_is_final(self, store, study):
         assert store.outcome("quick", 0) is None

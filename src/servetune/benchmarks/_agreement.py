@@ -15,45 +15,57 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from servetune.benchmarks._defects import defects
 from servetune.benchmarks._tasks import compare_tasks
-from servetune.core.answers import Agreement, Answer, AnswerSet
+from servetune.core.answers import LATE, Agreement, Answer, AnswerSet
 
 Floats = NDArray[np.float64]
 
-#: Significance of one test. Four are made, and a difference must matter too: about one false alarm in 1,000 verdicts.
+#: Significance of one test. Six are made, and a difference must matter too: about one false alarm in 1,000 verdicts.
 ALPHA = 0.001
 PERMUTATIONS = 4000
 #: A token is far from the baseline's choice when the baseline holds it for less likely by this much (e times).
 FAR_NATS = 1.0
 FAR_SHARE = 0.10  # more of the answers than the baseline's own that part by a far token
 MATCH_DROP = 0.25  # of the part of an answer that agrees, where log-probabilities are not known
-DEFECT_SHARE = 0.25  # more of the answers than the baseline's own that have a defect
-REPEATED_SHARE = 0.6  # of an answer that one token or a cycle of up to four fills
+#: Mean difference of log-probabilities of the same tokens, beyond the baseline's own. FP8 caches and INT4 weights stay
+#: below a tenth of it; it means that the probabilities are of another model.
+NATS_APART = 0.5
+SHOWN_TOKENS = 8
+EXAMPLES = 3
 
 
-def compare(reference: Sequence[AnswerSet], candidate: AnswerSet) -> Agreement:
-    """Judge `candidate`. The first set's idle answers are what all others are compared with.
+@dataclass(frozen=True)
+class _Side:
+    """Answers and what each is compared with."""
 
-    Raises ValueError without a reference or with other prompts.
-    """
-    if not reference:
-        raise ValueError("there is no reference to compare with: the baseline has to answer first")
-    first = reference[0].idle
-    loaded = [one.loaded for one in reference]
-    idle = [one.idle for one in reference[1:]] or loaded  # answers under load differ more: calibrates with care
-    if any(len(answers) != len(first) for answers in (*loaded, *idle, candidate.idle, candidate.loaded)):
-        raise ValueError("the answers belong to different numbers of prompts")
-    findings: list[_Finding] = []
-    figures: dict[str, float] = {}
-    for name, own, theirs in (("idle", idle, candidate.idle), ("under load", loaded, candidate.loaded)):
-        findings += _findings(name, first, own, theirs)
-        figures |= _figures(name.replace(" ", "_"), first, own, theirs)
-    if reference[0].solved and candidate.solved:
-        told = compare_tasks(reference[0].solved, candidate.solved)
-        findings += [_Finding(told.text, wrong=True)] if told.worse else []
-        figures |= {"tasks_solved": float(np.mean(candidate.solved))}
-    wrong = any(finding.wrong for finding in findings)
-    return Agreement(wrong=wrong, findings=tuple(finding.text for finding in findings), figures=figures)
+    base: Sequence[Answer]
+    answers: Sequence[Answer]
+
+    def scores(self, score: Callable[[Answer, Answer], float]) -> list[float]:
+        return [score(a, b) for a, b in zip(self.base, self.answers, strict=True)]
+
+    def only(self, kept: Sequence[int]) -> _Side:
+        return _Side([self.base[at] for at in kept], [self.answers[at] for at in kept])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One comparison: the baseline against itself (`own`, once or more often), and the candidate (`theirs`)."""
+
+    name: str
+    own: Sequence[_Side]
+    theirs: _Side
+
+    def in_time(self) -> _Part:
+        """Without the prompts that were asked too late in any of them."""
+        sides = (*self.own, self.theirs)
+        kept = [
+            at
+            for at in range(len(self.theirs.answers))
+            if all(one.error != LATE for side in sides for one in (side.base[at], side.answers[at]))
+        ]
+        return _Part(self.name, [side.only(kept) for side in self.own], self.theirs.only(kept))
 
 
 @dataclass(frozen=True)
@@ -62,31 +74,104 @@ class _Finding:
     wrong: bool
 
 
-def _findings(
-    name: str, first: Sequence[Answer], own: Sequence[Sequence[Answer]], theirs: Sequence[Answer]
-) -> list[_Finding]:
-    found = [*_defects(name, own, theirs)]
-    match = _difference(first, own, theirs, matched_share)
+def compare(reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool = False) -> Agreement:
+    """Judge `candidate`. The first set's idle answers are what all others are compared with.
+
+    `random_weights`: each launch's answers under load are compared with its own idle ones instead. Without a reference
+    only defects are judged. Raises ValueError for other prompts.
+    """
+    parts = [part.in_time() for part in _parts(reference, candidate, random_weights)]
+    undecided = any(2 * len(part.theirs.answers) < len(candidate.idle) for part in parts)
+    findings: list[_Finding] = []
+    figures: dict[str, float] = {}
+    for part in parts:
+        if not part.theirs.answers:
+            continue
+        told = defects(part.name, [side.answers for side in part.own], part.theirs.answers, random_weights)
+        findings += [_Finding(text, wrong=True) for text in told]
+        if part.own:
+            findings += _differences(part)
+            figures |= _figures(part)
+    if reference:
+        findings += _of_tasks(reference[0], candidate, figures)
+    wrong = any(finding.wrong for finding in findings)
+    return Agreement(
+        wrong=wrong,
+        findings=tuple(finding.text for finding in findings),
+        examples=_examples(parts) if findings else (),
+        figures=figures,
+        undecided=undecided and not wrong,
+    )
+
+
+def _parts(reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> list[_Part]:
+    sets = [*reference, candidate]
+    if len({len(answers) for one in sets for answers in (one.idle, one.loaded)}) > 1:
+        raise ValueError("the answers belong to different numbers of prompts")
+    if random_weights:
+        own = [_Side(one.idle, one.loaded) for one in reference]
+        idle = _Part("idle", [], _Side(candidate.idle, candidate.idle))
+        return [idle, _Part("under load", own, _Side(candidate.idle, candidate.loaded))]
+    base = reference[0].idle if reference else candidate.idle
+    loaded = [_Side(base, one.loaded) for one in reference]
+    # answers under load differ more: where there is nothing better they calibrate with care
+    idle_own = [_Side(base, one.idle) for one in reference[1:]] or loaded
+    return [
+        _Part("idle", idle_own, _Side(base, candidate.idle)),
+        _Part("under load", loaded, _Side(base, candidate.loaded)),
+    ]
+
+
+def _differences(part: _Part) -> list[_Finding]:
+    found = []
+    match = _difference(part, matched_share)
     if match.significant:
-        knows_better = any(answer.top for answer in first)
-        text = f"{name}, {match.theirs:.0%} of an answer agrees with the baseline's, of its own answers {match.own:.0%}"
+        knows_better = any(answer.top for answer in part.theirs.base)
+        text = f"{part.name}, {match.theirs:.0%} of an answer agrees with the baseline's, of its own {match.own:.0%}"
         found.append(_Finding(text, wrong=not knows_better and match.own - match.theirs >= MATCH_DROP))
-    far = _difference(first, own, theirs, lambda a, b: -float(parts_far(a, b)))
+    far = _difference(part, lambda a, b: -float(parts_far(a, b)))
     if far.significant and far.own - far.theirs >= FAR_SHARE:
         text = (
-            f"{name}, {-far.theirs:.0%} of the answers part from the baseline's by a token that it holds for unlikely; "
-            f"of its own answers {-far.own:.0%} do"
+            f"{part.name}, {-far.theirs:.0%} of the answers part from the baseline's by a token that it holds for "
+            f"unlikely; of its own answers {-far.own:.0%} do"
+        )
+        found.append(_Finding(text, wrong=True))
+    nats = _difference(part, lambda a, b: -nats_apart(a, b))
+    if nats.significant and nats.own - nats.theirs >= NATS_APART:
+        text = (
+            f"{part.name}, the same tokens have log-probabilities {-nats.theirs:.2f} nats from the baseline's; its own "
+            f"differ by {-nats.own:.2f}"
         )
         found.append(_Finding(text, wrong=True))
     return found
 
 
-def _figures(
-    name: str, first: Sequence[Answer], own: Sequence[Sequence[Answer]], theirs: Sequence[Answer]
-) -> dict[str, float]:
-    baseline = [matched_share(a, b) for answers in own for a, b in zip(first, answers, strict=True)]
-    candidate = [matched_share(a, b) for a, b in zip(first, theirs, strict=True)]
-    return {f"{name}_match": float(np.mean(candidate)), f"{name}_baseline_match": float(np.mean(baseline))}
+def _figures(part: _Part) -> dict[str, float]:
+    name = part.name.replace(" ", "_")
+    found = {
+        f"{name}_match": float(np.mean(part.theirs.scores(matched_share))),
+        f"{name}_baseline_match": float(np.mean([side.scores(matched_share) for side in part.own])),
+    }
+    if any(answer.logprobs for answer in part.theirs.answers):
+        found[f"{name}_nats_apart"] = float(np.mean(part.theirs.scores(nats_apart)))
+    return found
+
+
+def _of_tasks(reference: AnswerSet, candidate: AnswerSet, figures: dict[str, float]) -> list[_Finding]:
+    """Only tasks that both were asked in time tell anything; adds its figures."""
+    if len(reference.solved) != len(candidate.solved):
+        return []  # the task file has changed since
+    pairs = zip(reference.solved, candidate.solved, strict=True)
+    asked = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not asked:
+        return []
+    told = compare_tasks([a for a, _ in asked], [b for _, b in asked])
+    figures |= {
+        "tasks": float(len(asked)),
+        "tasks_solved": float(sum(b for _, b in asked)),
+        "tasks_detectable_drop": told.detectable_drop,
+    }
+    return [_Finding(told.text, wrong=True)] if told.worse else []
 
 
 @dataclass(frozen=True)
@@ -96,15 +181,9 @@ class _Difference:
     significant: bool  # the candidate's is lower
 
 
-def _difference(
-    first: Sequence[Answer],
-    own: Sequence[Sequence[Answer]],
-    theirs: Sequence[Answer],
-    score: Callable[[Answer, Answer], float],
-) -> _Difference:
+def _difference(part: _Part, score: Callable[[Answer, Answer], float]) -> _Difference:
     """Permutation test per prompt: which of the answers to it is the candidate's? Seeded: it can be repeated."""
-    rows = [[score(a, b) for a, b in zip(first, answers, strict=True)] for answers in (theirs, *own)]
-    values = np.array(rows)
+    values = np.array([side.scores(score) for side in (part.theirs, *part.own)])
     own_mean, mean = float(np.mean(values[1:])), float(np.mean(values[0]))
     if mean >= own_mean:
         return _Difference(own_mean, mean, False)
@@ -142,38 +221,23 @@ def parts_far(reference: Answer, other: Answer) -> bool:
     return max(likely.values()) - likely.get(other.tokens[at], -math.inf) > FAR_NATS
 
 
-def _defects(name: str, own: Sequence[Sequence[Answer]], theirs: Sequence[Answer]) -> list[_Finding]:
-    found = []
-    for defect, has in DEFECTS.items():
-        share = float(np.mean([has(answer) for answer in theirs]))
-        usual = max(float(np.mean([has(answer) for answer in answers])) for answers in own)
-        bound = 0.0 if defect == "log-probabilities that are no numbers" else DEFECT_SHARE
-        if share > usual + bound:
-            found.append(
-                _Finding(f"{name}, {share:.0%} of the answers have {defect}; of the baseline's {usual:.0%}", True)
-            )
-    return found
+def nats_apart(reference: Answer, other: Answer) -> float:
+    """Mean difference of the log-probabilities of the tokens that agree; 0 where none are known."""
+    at = min(first_difference(reference, other), len(reference.logprobs), len(other.logprobs))
+    pairs = zip(reference.logprobs[:at], other.logprobs[:at], strict=True)
+    apart = [abs(a - b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    return sum(apart) / len(apart) if apart else 0.0
 
 
-def _not_numbers(answer: Answer) -> bool:
-    return any(math.isnan(value) for value in answer.logprobs)
-
-
-def _repeated(answer: Answer) -> bool:
-    """Whether one token, or a cycle of up to four, fills most of the answer."""
-    tokens = answer.tokens
-    if len(tokens) < 8:
-        return False
-    return any(
-        sum(a == b for a, b in zip(tokens, tokens[cycle:], strict=False)) >= REPEATED_SHARE * (len(tokens) - cycle)
-        for cycle in (1, 2, 3, 4)
-    )
-
-
-DEFECTS: dict[str, Callable[[Answer], bool]] = {
-    "no text (the request failed)": lambda answer: answer.error is not None,
-    "no token": lambda answer: answer.error is None and not answer.tokens,
-    "fewer tokens than asked": lambda answer: 0 < len(answer.tokens) < answer.asked and bool(answer.logprobs),
-    "log-probabilities that are no numbers": _not_numbers,
-    "one token or a short cycle repeated": _repeated,
-}
+def _examples(parts: Sequence[_Part]) -> tuple[str, ...]:
+    """The answers that part first, of the part of the comparison where most is different."""
+    told = []
+    for part in parts:
+        for prompt, (base, answer) in enumerate(zip(part.theirs.base, part.theirs.answers, strict=True)):
+            at = first_difference(base, answer)
+            if at < max(len(base.tokens), len(answer.tokens)) or answer.error:
+                ours = answer.error or " ".join(answer.tokens[at : at + SHOWN_TOKENS]) or "nothing"
+                theirs = base.error or " ".join(base.tokens[at : at + SHOWN_TOKENS]) or "nothing"
+                text = f"prompt {prompt} {part.name}: from token {at} on {ours!r}, the baseline {theirs!r}"
+                told.append((matched_share(base, answer), text))
+    return tuple(text for _, text in sorted(told)[:EXAMPLES])

@@ -13,22 +13,21 @@ from servetune.core.answers import Answer
 
 PROMPTS = 24
 PROMPT_TOKENS = 96
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 32
 TASK_TOKENS = 256
-ASKED_AT_ONCE = 4
 TOP = 5
-PATIENCE_S = 120.0  # wall time for one answer: under load it waits in the server's queue
+PATIENCE_S = 300.0  # wall time for one answer: under load it may wait in the server's queue
 LOOK_EVERY_S = 0.05
 
 
 class Asking:
-    """Asks prompts over a few connections. `api` and `model` as for the load."""
+    """Asks prompts, `at_once` at a time. `api` and `model` as for the load."""
 
-    def __init__(self, target: Target, api: Literal["sglang", "openai"], model: str) -> None:
+    def __init__(self, target: Target, api: Literal["sglang", "openai"], model: str, at_once: int) -> None:
         self._api = api
         self._model = model
         self._client = ControlClient(target, PATIENCE_S)
-        self._executor = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="servetune-asking")
+        self._executor = ThreadPoolExecutor(at_once, thread_name_prefix="servetune-asking")
 
     def close(self) -> None:
         """Close the connections; what has not been asked yet is not asked."""
@@ -36,14 +35,14 @@ class Asking:
         self._client.close()
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> list[Future[Answer]]:
-        """Ask all prompts, a few at a time; the answers in order."""
+        """Ask all prompts; the answers in order."""
         return [self._executor.submit(self._ask, prompt) for prompt in prompts]
 
-    def begin_tasks(self, tasks: Sequence[Task]) -> list[Future[bool]]:
-        """Ask all tasks, a few at a time; whether each was solved."""
+    def begin_tasks(self, tasks: Sequence[Task]) -> list[Future[bool | None]]:
+        """Ask all tasks; whether each was solved (None only for those that are given up: asked too late)."""
         return [self._executor.submit(self._solves, task) for task in tasks]
 
-    def _solves(self, task: Task) -> bool:
+    def _solves(self, task: Task) -> bool | None:
         if self._api == "sglang":
             body: dict[str, Any] = {
                 "text": task.prompt,
@@ -92,7 +91,9 @@ def read_answer(document: Any, asked: int) -> Answer:
         return Answer(asked=asked, error="the answer is not a JSON object")
     if isinstance(document.get("choices"), list):
         choices = document["choices"]
-        return _openai(choices[0] if choices and isinstance(choices[0], dict) else {}, asked)
+        usage = document.get("usage")
+        given = _count(usage.get("completion_tokens")) if isinstance(usage, dict) else None
+        return _openai(choices[0] if choices and isinstance(choices[0], dict) else {}, asked, given)
     return _sglang(document, asked)
 
 
@@ -105,6 +106,7 @@ def _sglang(document: Mapping[str, Any], asked: int) -> Answer:
     return Answer(
         tokens=tuple(str(i) for i in ids) or _words(document.get("text")),
         asked=asked,
+        given=_count(meta.get("completion_tokens")),
         logprobs=tuple(_number(row[0]) for row in chosen),
         top=tuple(
             tuple((str(row[1]), _number(row[0])) for row in rows or () if isinstance(row, list) and len(row) > 1)
@@ -114,12 +116,13 @@ def _sglang(document: Mapping[str, Any], asked: int) -> Answer:
     )
 
 
-def _openai(choice: Mapping[str, Any], asked: int) -> Answer:
+def _openai(choice: Mapping[str, Any], asked: int, given: int | None) -> Answer:
     told = choice.get("logprobs")
     told = told if isinstance(told, dict) else {}
     return Answer(
         tokens=tuple(str(token) for token in told.get("tokens") or ()) or _words(choice.get("text")),
         asked=asked,
+        given=given,
         logprobs=tuple(_number(value) for value in told.get("token_logprobs") or ()),
         top=tuple(
             tuple((str(k), _number(v)) for k, v in (row or {}).items()) for row in told.get("top_logprobs") or ()
@@ -129,8 +132,12 @@ def _openai(choice: Mapping[str, Any], asked: int) -> Answer:
 
 
 def _number(value: Any) -> float:
-    """A log-probability; servers write null for what is no number."""
-    return float(value) if isinstance(value, int | float) else float("nan")
+    """A log-probability; servers write null for what is no number. Four decimals: they are stored."""
+    return round(float(value), 4) if isinstance(value, int | float) else float("nan")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _words(text: Any) -> tuple[str, ...]:

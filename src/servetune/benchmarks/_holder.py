@@ -55,6 +55,7 @@ class Sample:
     failed: int = 0
     in_flight: int = 0
     connections: int = 0
+    answering: int = 0  # requests in flight that have given a token
     first_wave_left: int = 0
     given_up: str | None = None
 
@@ -292,6 +293,7 @@ class Holder:
             failed=records.failed,
             in_flight=self._in_flight,
             connections=len(self._connections),
+            answering=sum([connection.busy and connection.started for connection in self._connections]),
             first_wave_left=self._first_wave_left(),
             given_up=f"ended early: {records.failed} requests failed and none gave a token" if hopeless else None,
         )

@@ -243,6 +243,7 @@ def _total(samples: list[Sample | None], before: Sample) -> Sample:
         failed=sum(sample.failed for sample in known),
         in_flight=sum(sample.in_flight for sample in known),
         connections=sum(sample.connections for sample in known),
+        answering=sum(sample.answering for sample in known),
         first_wave_left=sum(sample.first_wave_left for sample in known),
         given_up=reasons[0] if all(reasons) else None,
     )

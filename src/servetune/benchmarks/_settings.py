@@ -19,7 +19,7 @@ class LoadSettings(Frozen):
     the throughput. `vocabulary_size`: where the server's model folder cannot be read here and its ids end below 30,000.
     `stall_s`: node seconds without a token in the middle of an answer after which it counts as failed. `processes`: of
     the client; None: one, or more where cores are plenty and the concurrency is high. `tasks`: JSONL file of
-    {prompt, expected} for the correctness gate.
+    {prompt, expected} for the correctness gate. `check_answers` False: configurations are measured without that gate.
     """
 
     lengths: LengthSpec = LengthSpec()
@@ -28,6 +28,7 @@ class LoadSettings(Frozen):
     stall_s: float = Field(default=120.0, gt=0)
     processes: int | None = Field(default=None, ge=1, le=64)
     tasks: str | None = None
+    check_answers: bool = True
 
     def demand(self, workload: Workload, arrivals: Arrivals | None = None) -> Demand:
         """What these settings ask of a level of `workload`. Raises SpecError for a trace that cannot be used."""

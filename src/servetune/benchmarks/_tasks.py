@@ -61,6 +61,7 @@ class TaskVerdict:
 
     worse: bool
     text: str
+    detectable_drop: float
 
 
 def compare_tasks(baseline: Sequence[bool], candidate: Sequence[bool]) -> TaskVerdict:
@@ -73,21 +74,25 @@ def compare_tasks(baseline: Sequence[bool], candidate: Sequence[bool]) -> TaskVe
     lost = sum(a and not b for a, b in zip(baseline, candidate, strict=True))
     won = sum(b and not a for a, b in zip(baseline, candidate, strict=True))
     chance = sum(math.comb(lost + won, k) for k in range(lost, lost + won + 1)) / 2 ** (lost + won)
-    text = (
-        f"{sum(candidate)} of {len(candidate)} tasks solved where the baseline solves {sum(baseline)}; "
-        f"a drop by {detectable_drop(baseline):.0%} would be noticed with a probability of {POWER:.0%}"
-    )
-    return TaskVerdict(lost > won and chance <= ALPHA, text)
+    drop = detectable_drop(len(baseline))
+    text = f"{sum(candidate)} of {len(candidate)} tasks solved where the baseline solves {sum(baseline)}; {power(drop)}"
+    return TaskVerdict(lost > won and chance <= ALPHA, text, drop)
 
 
-def detectable_drop(baseline: Sequence[bool]) -> float:
+def power(drop: float) -> str:
+    """What is noticed, as a sentence."""
+    if drop >= 1.0:
+        return "they are too few to notice any drop"
+    return f"a drop by {drop:.0%} of all tasks would be noticed with a probability of {POWER:.0%}"
+
+
+def detectable_drop(count: int) -> float:
     """The smallest drop of the solved share that the test notices with the stated power, if no task is newly solved.
 
     With n tasks and a drop d, n·d tasks are lost: their number has a standard deviation of √(n·d·(1-d)), and the test
     needs about 2^-lost ≤ ALPHA, that is seven of them.
     """
     needed = math.ceil(-math.log2(ALPHA))
-    count = len(baseline)
     for step in range(1, 101):
         drop = step / 100
         if count * drop - _Z_POWER * math.sqrt(count * drop * (1 - drop)) >= needed:

@@ -36,6 +36,11 @@ class LoadGenerator:
         """Keep `level.concurrency` requests in flight and measure; see the protocol."""
         return measure(base_url, level, clock, go_on, headers, self._settings.demand(level.workload))
 
+    @property
+    def checks_answers(self) -> bool:
+        """Whether the correctness gate is wanted."""
+        return self._settings.check_answers
+
     def answers(
         self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
     ) -> AnswerSet | None:
@@ -43,6 +48,6 @@ class LoadGenerator:
         target = parse_target(base_url, headers)
         return collect(target, level, self._settings.demand(level.workload), clock, go_on)
 
-    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet) -> Agreement:
+    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
         """Compare with the baseline; see the protocol."""
-        return compare(reference, candidate)
+        return compare(reference, candidate, random_weights)

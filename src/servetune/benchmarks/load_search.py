@@ -7,12 +7,16 @@ number that keeps the limits is found by bisection on a logarithmic scale; the t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field, field_validator
 
+from servetune.benchmarks._agreement import compare
+from servetune.benchmarks._answers import collect
+from servetune.benchmarks._api import parse_target
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
+from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import Clock
 
@@ -60,7 +64,7 @@ def beyond(measurement: Measurement, limits: Mapping[str, float]) -> str | None:
 
 
 class LoadGenerator:
-    """Implements `core.benchmark.LoadGenerator`."""
+    """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -73,6 +77,22 @@ class LoadGenerator:
         A measurement that is not valid ends the search and is the answer.
         """
         return _Search(self._settings, base_url, level, clock, go_on, headers).run()
+
+    @property
+    def checks_answers(self) -> bool:
+        """Whether the correctness gate is wanted."""
+        return self._settings.check_answers
+
+    def answers(
+        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
+    ) -> AnswerSet | None:
+        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
+        target = parse_target(base_url, headers)
+        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
+
+    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
+        """Compare with the baseline; see the protocol."""
+        return compare(reference, candidate, random_weights)
 
 
 class _Search:

@@ -6,11 +6,15 @@ from when they came, and a warning says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from servetune.benchmarks._agreement import compare
+from servetune.benchmarks._answers import collect
+from servetune.benchmarks._api import parse_target
 from servetune.benchmarks._lengths import Arrivals, PoissonArrivals, TraceArrivals, read_trace
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
+from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Workload
 from servetune.core.clock import Clock
 from servetune.core.errors import SpecError
@@ -48,7 +52,7 @@ def arrivals_of(settings: Settings, seed: int) -> Arrivals:
 
 
 class LoadGenerator:
-    """Implements `core.benchmark.LoadGenerator`."""
+    """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -59,3 +63,19 @@ class LoadGenerator:
         """Send requests as they come and measure; see the protocol."""
         demand = self._settings.demand(level.workload, arrivals_of(self._settings, level.workload.seed))
         return measure(base_url, level, clock, go_on, headers, demand)
+
+    @property
+    def checks_answers(self) -> bool:
+        """Whether the correctness gate is wanted."""
+        return self._settings.check_answers
+
+    def answers(
+        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
+    ) -> AnswerSet | None:
+        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
+        target = parse_target(base_url, headers)
+        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
+
+    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
+        """Compare with the baseline; see the protocol."""
+        return compare(reference, candidate, random_weights)

@@ -141,9 +141,15 @@ def _stated_fault(
     return None
 
 
+def nonsense_from(scenario: Scenario, configuration: Mapping[str, Value]) -> int | None:
+    """The number of requests from which the server answers nonsense; None: never."""
+    held = [entry.at_concurrency or 1 for entry in scenario.wrong_output if holds(entry.when, configuration)]
+    return min(held, default=None)
+
+
 def answers_nonsense(scenario: Scenario, configuration: Mapping[str, Value]) -> bool:
-    """Whether the server runs and answers nonsense."""
-    return any(holds(entry.when, configuration) for entry in scenario.wrong_output)
+    """Whether the server runs and answers nonsense, alone as under load."""
+    return nonsense_from(scenario, configuration) == 1
 
 
 def probe(scenario: Scenario, configuration: Mapping[str, Value]) -> Fault | None:
@@ -198,7 +204,8 @@ def noise_free_score(scenario: Scenario, assignment: Assignment) -> float | None
     """
     configuration, _ = configure(scenario, assignment)
     certain = [rule.probability >= 1 for rule in scenario.failures]
-    if startup(scenario, configuration, certain).fault or answers_nonsense(scenario, configuration):
+    nonsense = nonsense_from(scenario, configuration)
+    if startup(scenario, configuration, certain).fault or (nonsense is not None and nonsense <= max(scenario.levels)):
         return None
     held = [level_outcome(scenario, configuration, level, certain) for level in scenario.levels]
     if any(level.fault for level in held):

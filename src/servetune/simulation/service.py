@@ -20,8 +20,8 @@ from servetune.simulation.answers import Asked, BadRequestError
 from servetune.simulation.batching import Answer, Batch
 from servetune.simulation.configuration import largest_graph, memory
 from servetune.simulation.launch import Launch
-from servetune.simulation.model import FAULT_AFTER_S, Fault, answers_nonsense
-from servetune.simulation.passage import nonsense, plausible
+from servetune.simulation.model import FAULT_AFTER_S, Fault, nonsense_from
+from servetune.simulation.passage import Passage, nonsense, plausible
 from servetune.simulation.rates import running, throughput
 from servetune.simulation.story import kv_tokens
 
@@ -41,11 +41,12 @@ Die = Callable[[Fault], None]
 class Served(Answer):
     """An answer on its way to a client."""
 
-    __slots__ = ("asked", "connection", "openai", "rid")
+    __slots__ = ("asked", "connection", "mad", "openai", "rid")
 
     def __init__(self, connection: Connection, asked: Asked, rid: bytes, openai: bool) -> None:
         super().__init__(asked.prompt_tokens, asked.wanted)
         self.connection, self.asked, self.rid, self.openai = connection, asked, rid, openai
+        self.mad = False
 
 
 class Service:
@@ -58,7 +59,8 @@ class Service:
         self._launch, self._scenario_file, self._time_scale = launch, scenario_file, time_scale
         self._log, self._die, self._loop = log, die, loop
         self._origin_s = loop.time()
-        self._passage = nonsense() if answers_nonsense(launch.scenario, launch.configuration) else plausible()
+        self._plausible, self._nonsense = plausible(), nonsense()
+        self._nonsense_from = nonsense_from(launch.scenario, launch.configuration) or math.inf
         self._model = json.dumps(launch.command.served_model_name).encode()
         self._capacity_tokens = kv_tokens(launch.scenario, memory(launch.scenario, launch.configuration))
         self._fault_at = lru_cache(maxsize=None)(lambda present: launch.level(present).fault)
@@ -85,6 +87,11 @@ class Service:
 
     def _slots(self) -> int:
         return max(1, math.floor(running(self._launch.scenario, self._launch.configuration, 2**31)))
+
+    def _passage(self, served: Served) -> Passage:
+        """What this answer says: nonsense once it has shared the server with too many others."""
+        served.mad = served.mad or len(self._open) + (served not in self._open) >= self._nonsense_from
+        return self._nonsense if served.mad else self._plausible
 
     # requests
 
@@ -130,7 +137,7 @@ class Service:
     def _generate(self, connection: Connection, request: Request, openai: bool) -> None:
         read = answers.read_completions if openai else answers.read_generate
         try:
-            asked = read(request.body, self._passage)
+            asked = read(request.body, self._plausible)
         except BadRequestError as error:
             told = {"error": {"message": str(error)}}
             connection.answer(400, json.dumps(told).encode())
@@ -141,6 +148,7 @@ class Service:
         served = Served(connection, asked, rid, openai)
         connection.lost = lambda: self._drop(served)
         self._open.add(served)
+        self._passage(served)
         if asked.stream:
             connection.begin_stream()
         self._arriving.append((self._loop.time(), served))
@@ -229,19 +237,19 @@ class Service:
                 self._send(served, served.sent - emission.tokens)
 
     def _send(self, served: Served, before: int) -> None:
-        asked, connection = served.asked, served.connection
+        asked, connection, passage = served.asked, served.connection, self._passage(served)
         e2e_s = max(0.0, self._batch.now_s - served.arrived_s)
         if asked.stream:
             if served.openai:
-                data = answers.completions_event(asked, served, self._passage, served.rid, before, self._model)
+                data = answers.completions_event(asked, served, passage, served.rid, before, self._model)
             else:
-                data = answers.generate_event(asked, served, self._passage, served.rid, e2e_s)
+                data = answers.generate_event(asked, served, passage, served.rid, e2e_s)
             connection.stream(data, served.ended)
         elif served.openai:
-            whole = answers.completions_whole(asked, served, self._passage, served.rid, self._model)
+            whole = answers.completions_whole(asked, served, passage, served.rid, self._model)
             connection.answer(200, whole)
         else:
-            connection.answer(200, answers.generate_whole(asked, served, self._passage, served.rid, e2e_s))
+            connection.answer(200, answers.generate_whole(asked, served, passage, served.rid, e2e_s))
 
     # death under load
 

@@ -116,9 +116,13 @@ class FailureRule(Frozen):
 
 
 class WrongOutput(Frozen):
-    """While `when` holds the server runs and answers nonsense."""
+    """While `when` holds the server runs and answers nonsense. `at_concurrency`: only while so many requests are there.
+
+    A load generator that sends no load never sees the latter.
+    """
 
     when: When
+    at_concurrency: Level | None = None
 
 
 class NoEffect(Frozen):

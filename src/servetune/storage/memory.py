@@ -14,6 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
+from servetune.core.answers import AnswerRecord
 from servetune.core.benchmark import Measurement
 from servetune.core.errors import StorageError, UsageError
 from servetune.core.failure import Failure
@@ -60,6 +61,7 @@ class MemoryStore:
         self._study: StoredStudy | None = None
         self._runs: dict[tuple[int, int], RunRecord] = {}
         self._by_trial: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._answers: dict[tuple[int, int], AnswerRecord] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._ledger: dict[str, float] = defaultdict(float)
         self._learned: dict[str, LearnedConstraint] = {}
@@ -108,6 +110,7 @@ class MemoryStore:
         if key in self._runs:
             run = self._open(trial, attempt)
             self._ledger["interrupted"] += max(run.node_s, sum(run.phase_s.values()))
+            self._answers.pop(key, None)
         else:
             self._by_trial[trial].append(key)
         self._runs[key] = RunRecord(
@@ -129,6 +132,16 @@ class MemoryStore:
         levels = {level.concurrency: level for level in self._open(trial, attempt).measurements}
         levels[measurement.concurrency] = measurement
         self._change(trial, attempt, {"measurements": tuple(levels.values())})
+
+    def save_answers(self, study: str, record: AnswerRecord) -> None:
+        """What an unfinished run answered, and what the correctness gate made of it."""
+        self._open(record.trial, record.attempt)
+        self._answers[record.trial, record.attempt] = record
+
+    def answers(self, study: str, trial: int | None = None) -> tuple[AnswerRecord, ...]:
+        """Answers of the finished runs of the study, or of one trial, by trial and attempt."""
+        finished = (key for key in sorted(self._answers) if self._runs[key].finished_at is not None)
+        return tuple(self._answers[key] for key in finished if trial is None or key[0] == trial)
 
     def finish_run(
         self,

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 from sqlalchemy.sql import ColumnElement
 
+from servetune.core.answers import AnswerRecord
 from servetune.core.benchmark import Measurement
 from servetune.core.errors import StorageError
 from servetune.core.failure import Failure
@@ -19,6 +20,7 @@ from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.trial import RunPurpose, RunRecord
 from servetune.storage.documents import dump, load, load_optional
 from servetune.storage.ledger import INTERRUPTED, charge, checked_s
+from servetune.storage.tables import answers
 from servetune.storage.tables import measurement as measurements
 from servetune.storage.tables import phase as phases
 from servetune.storage.tables import run as runs
@@ -56,7 +58,7 @@ def _discard_interrupted(connection: Connection, key: Key) -> None:
     interrupted_s = max(float(row.node_s), float(connection.execute(spent).scalar_one()))
     if interrupted_s > 0:
         charge(connection, key[0], INTERRUPTED, interrupted_s, key[1])
-    for table in (phases, measurements, runs):
+    for table in (phases, measurements, answers, runs):
         connection.execute(table.delete().where(_is(table, key)))
 
 
@@ -76,6 +78,26 @@ def save_measurement(connection: Connection, key: Key, measurement: Measurement)
         "document": dump(measurement),
     }
     _replace(connection, measurements, key, {"concurrency": measurement.concurrency}, values)
+
+
+def save_answers(connection: Connection, study: str, record: AnswerRecord) -> None:
+    """The answers of an unfinished run; a second time they replace the first."""
+    key = (study, record.trial, record.attempt)
+    _check_open(connection, key)
+    _replace(connection, answers, key, {}, {"wrong": record.agreement.wrong, "document": dump(record)})
+
+
+def every_answers(connection: Connection, study: str, trial: int | None = None) -> tuple[AnswerRecord, ...]:
+    """Answers of a study's finished runs, or of one trial's, by trial and attempt."""
+    finished = sa.exists().where(
+        runs.c.study == answers.c.study,
+        runs.c.trial == answers.c.trial,
+        runs.c.attempt == answers.c.attempt,
+        runs.c.finished_at.is_not(None),
+    )
+    query = sa.select(answers.c.document).where(_of(answers, study, trial), finished)
+    rows = connection.execute(query.order_by(answers.c.trial, answers.c.attempt))
+    return tuple(load(AnswerRecord, row.document) for row in rows)
 
 
 def save_progress(connection: Connection, key: Key, node_s: float) -> None:

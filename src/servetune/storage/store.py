@@ -11,6 +11,7 @@ import optuna
 from optuna.storages import RDBStorage
 from sqlalchemy.engine import Connection
 
+from servetune.core.answers import AnswerRecord
 from servetune.core.benchmark import Measurement
 from servetune.core.failure import Failure
 from servetune.core.knowledge import LearnedConstraint
@@ -138,6 +139,16 @@ class StudyStore:
         with self._database.write() as connection:
             runs.save_measurement(connection, (study, trial, attempt), measurement)
 
+    def save_answers(self, study: str, record: AnswerRecord) -> None:
+        """What an unfinished run answered, and what the correctness gate made of it."""
+        with self._database.write() as connection:
+            runs.save_answers(connection, study, record)
+
+    def answers(self, study: str, trial: int | None = None) -> tuple[AnswerRecord, ...]:
+        """Answers of the finished runs of a study, or of one trial, by trial and attempt."""
+        with self._database.read() as connection:
+            return runs.every_answers(connection, study, trial)
+
     def finish_run(
         self,
         study: str,
@@ -185,7 +196,7 @@ class StudyStore:
     # ledger
 
     def charge(self, study: str, purpose: str, node_s: float, trial: int | None = None) -> None:
-        """Add node seconds to the ledger: launch, measure, stop, crash, confirm, interrupted."""
+        """Add node seconds to the ledger: launch, measure, answers, stop, crash, confirm, interrupted."""
         with self._database.write() as connection:
             ledger.charge(connection, study, purpose, node_s, trial)
 

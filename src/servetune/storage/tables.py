@@ -94,6 +94,17 @@ measurement = Table(
     UniqueConstraint("study", "trial", "attempt", "concurrency"),
 )
 
+answers = Table(
+    "servetune_answers",
+    metadata,
+    _of_study(),
+    Column("trial", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("wrong", Boolean, nullable=False),  # repeats the document
+    Column("document", Text, nullable=False),
+    _of_run(),
+)
+
 outcome = Table(
     "servetune_outcome",
     metadata,

@@ -16,6 +16,7 @@ from servetune.core.trial import RunPurpose, RunRecord
 from servetune.storage import Store
 from servetune.tuner.confirm import Candidate
 from servetune.tuner.effort import effort_of
+from servetune.tuner.gate import Gate, checker_of, random_weights
 from servetune.tuner.judge import NOT_THE_CONFIGURATION
 from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
 
@@ -133,9 +134,8 @@ class Launches:
         )
         recorder = StoreRecorder(self._store, study, number, attempt)
         effort = self._effort() if purpose is RunPurpose.SEARCH else {}
-        result = self._runner.run(
-            Job(number, launch, assignment, str(self.log_dir(number, attempt)), recorder, on_level, effort)
-        )
+        log_dir, gate = str(self.log_dir(number, attempt)), self._gate(number, attempt, purpose, assignment)
+        result = self._runner.run(Job(number, launch, assignment, log_dir, recorder, on_level, effort, gate))
         self._store.finish_run(
             study,
             number,
@@ -148,6 +148,12 @@ class Launches:
         )
         self._listener.on(RunEnded(trial=number, purpose=purpose, node_s=result.node_s, failure=result.failure))
         return result
+
+    def _gate(self, number: int, attempt: int, purpose: RunPurpose, assignment: Assignment) -> Gate | None:
+        checker = checker_of(self._runner.generator)
+        if checker is None:
+            return None
+        return Gate(self._spec, self._store, checker, number, attempt, purpose, random_weights(assignment))
 
     def _effort(self) -> Mapping[int, float]:
         """By the baseline's runs, which are those of the first trial."""
@@ -176,8 +182,9 @@ def _charges(purpose: RunPurpose, result: RunResult, phase_s: Mapping[str, float
     if result.failure is not None:
         return {"crash": result.node_s}
     measure_s = sum(duration_s for name, duration_s in phase_s.items() if name.startswith("level:"))
-    stop_s = phase_s.get("stop", 0.0)
-    return {"launch": result.node_s - measure_s - stop_s, "measure": measure_s, "stop": stop_s}
+    stop_s, answers_s = phase_s.get("stop", 0.0), phase_s.get("answers", 0.0)
+    charges = {"launch": result.node_s - measure_s - stop_s - answers_s, "measure": measure_s, "stop": stop_s}
+    return {**charges, "answers": answers_s} if answers_s else charges
 
 
 def _result_of(run: RunRecord, spec: StudySpec) -> RunResult:

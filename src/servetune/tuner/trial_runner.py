@@ -14,6 +14,7 @@ from servetune.core.failure import Evidence, Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, Node, ServerProcess
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
+from servetune.tuner.gate import Gate, random_weights
 from servetune.tuner.probe import Probe
 from servetune.tuner.stopping import StopRequest
 from servetune.tuner.watch import Watch
@@ -66,6 +67,7 @@ class Job:
     recorder: Recorder
     on_level: OnLevel
     effort: Mapping[int, float] = field(default_factory=dict)  # by level; 1 where it is not named
+    gate: Gate | None = None
 
 
 class TrialRunner:
@@ -83,7 +85,7 @@ class TrialRunner:
         headers: Mapping[str, str],
         simulated: bool = False,
     ) -> None:
-        self._spec, self._node, self._engine, self._generator = spec, node, engine, generator
+        self._spec, self._node, self._engine, self.generator = spec, node, engine, generator
         self._probe, self._listener, self._stop, self._headers = probe, listener, stop, headers
         self._simulated = simulated
 
@@ -135,7 +137,28 @@ class TrialRunner:
                 break
             level = partial(self._level, job, watch, concurrency, result)
             failure = self._timed(job, f"level:{concurrency}", watch, level)
+        if failure is None and not result.pruned:
+            failure = self._gated(job, watch, result)
         return failure
+
+    def _gated(self, job: Job, watch: Watch, result: RunResult) -> Failure | None:
+        """The correctness gate, where the job has one and the run might win."""
+        rounds = 0 if job.gate is None else job.gate.rounds(result.measurements)
+        if job.gate is None or not rounds:
+            return None
+        return self._timed(job, "answers", watch, partial(self._answer, job.gate, watch, result, rounds))
+
+    def _answer(self, gate: Gate, watch: Watch, result: RunResult, rounds: int) -> Failure | None:
+        self._listener.on(Step(name="answering", trial=watch.trial))
+        level, sets = gate.level(result.measurements), []
+        with watch.process.endpoint() as url:
+            for _ in range(rounds):
+                go_on = partial(self._go_on, watch)
+                answers = gate.checker.answers(url, level, self._node.clock, go_on, self._headers)
+                if not watch.look() or answers is None:
+                    return self._diagnose_load(watch)
+                sets.append(answers)
+        return gate.judge(sets)
 
     def _timed(self, job: Job, name: str, watch: Watch, part: Callable[[], Failure | None]) -> Failure | None:
         before_s = watch.elapsed_s()
@@ -164,8 +187,7 @@ class TrialRunner:
 
     def _ask_probe(self, job: Job, watch: Watch) -> Failure | None:
         self._listener.on(Step(name="probing", trial=job.trial))
-        random_weights = job.assignment.get("load-format") == "dummy"
-        answer = self._probe(watch.process, self._headers, random_weights)
+        answer = self._probe(watch.process, self._headers, random_weights(job.assignment))
         if not watch.look():
             return self._diagnose(watch)
         if answer.ok:
@@ -184,9 +206,9 @@ class TrialRunner:
 
             def hold(part: Level) -> Measurement | None:
                 go_on = partial(self._go_on, watch)
-                return self._generator.run(url, part, self._node.clock, go_on, self._headers)
+                return self.generator.run(url, part, self._node.clock, go_on, self._headers)
 
-            measurement = in_windows(hold, level) if getattr(self._generator, "windows", False) else hold(level)
+            measurement = in_windows(hold, level) if getattr(self.generator, "windows", False) else hold(level)
         if not watch.look() or measurement is None:
             return self._diagnose_load(watch)
         result.measurements.append(measurement)
