@@ -170,7 +170,7 @@ def test_random_weights_are_known_by_the_load_format():
 STUDY = """
 study: {name}
 engine: {{name: sglang, model: /models/small}}
-node: {{name: simulated, scenario: {folder}/small.yaml, time_scale: 60}}
+node: {{name: simulated, scenario: {folder}/small.yaml, time_scale: 20}}
 search_space:
   parameters:
     moe-runner-backend: [auto, triton]
@@ -191,7 +191,7 @@ def test_a_configuration_that_answers_nonsense_only_under_load_never_wins_after_
     document = yaml.safe_load(SHIPPED.read_text())
     document |= {"name": "small", "throughput": {1: 100, 32: 1500}, "failures": [], "curves": []}
     document["startup_s"] = dict.fromkeys(document["startup_s"], 1)
-    document["effects"] = [{"when": {"moe-runner-backend": "triton"}, "factor": 1.5}]
+    document["effects"] = [{"when": {"moe-runner-backend": "triton"}, "factor": 3.0}]
     document["wrong_output"] = [{"when": {"moe-runner-backend": "triton"}, "at_concurrency": 24}]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
     name = f"gate-{os.getpid()}"
