@@ -27,11 +27,11 @@ ALLOWED = {
     "report": {"core", "tuner"},
 }
 #: The simulated and the virtual node, and the load generator that answers from the model, are made of the simulation.
-OF_THE_SIMULATION = {"nodes/simulated.py", "nodes/virtual.py", "benchmarks/scenario.py"}
+OF_THE_SIMULATION = {"nodes/simulated.py", "nodes/_rehearsal.py", "nodes/virtual.py", "benchmarks/scenario.py"}
 #: Folders of choices: one choice never imports another.
 CHOICES = ("engines", "nodes", "benchmarks", "exports", "search/samplers", "search/pruners")
 #: nodes/simulated.py starts its server as the local node does.
-BUILT_ON = {("nodes/simulated.py", "local"), ("nodes/ssh.py", "local")}
+BUILT_ON = {("nodes/simulated.py", "local")}
 
 #: Library → where it may be imported.
 FENCES = {

@@ -233,6 +233,7 @@ class NodeContract:
         process = bench.start("--dump", dump, "--exit-at-once")
         pid = loaded(dump)["pid"]
         until(lambda: not alive(pid))  # not reaped by anyone yet, where the node is its parent
+        until(process.poll, 5)  # elsewhere whoever reaps it needs a moment to write it down
         assert process.poll() == Exit(code=0)
 
     def test_a_zombie_child_does_not_hold_up_stop(self, bench: Bench) -> None:

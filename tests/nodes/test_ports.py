@@ -35,8 +35,8 @@ def test_free_ports_are_not_handed_out_by_the_kernel():
 
 @pytest.mark.parametrize("offset", [0, 1, 6, 233])
 def test_a_port_is_not_free_when_it_or_a_neighbour_is_taken(port, offset, monkeypatch):
-    monkeypatch.setattr(_ports, "_PREFERRED", [port] * 100)
-    monkeypatch.setattr(_ports, "_SECOND_CHOICE", [port] * 100)
+    monkeypatch.setattr(_ports, "PREFERRED", [port] * 100)
+    monkeypatch.setattr(_ports, "SECOND_CHOICE", [port] * 100)
     assert free_port() == port
     with listener(port + offset), pytest.raises(NodeUnusableError, match="no free TCP port"):
         free_port()

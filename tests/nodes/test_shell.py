@@ -68,14 +68,14 @@ def launch(mark, tmp_path):
             [sys.executable, "-S", BAD_SERVER, *map(str, switches)],
             mark=mark,
             folder=str(folder),
-            **{"environment": {}, **more},
+            **{"environment": {}, "token": uuid.uuid4().hex[:12], **more},
         )
 
     return made
 
 
 def status(machine, launch):
-    return _shell.read_status(machine.run(_shell.status(launch.folder)).stdout.decode())
+    return _shell.read_status(machine.run(_shell.status(launch.folder, launch.token, 0, 0)).stdout)[0]
 
 
 def started(machine, launch):
@@ -93,7 +93,7 @@ def test_it_outlives_the_shell_that_started_it(machine, launch):
     pid = started(machine, one)
     until(lambda: b"running" in log_of(machine, one))
     seen = status(machine, one)
-    assert (seen.pid, seen.exit) == (pid, None)
+    assert (seen.exit, seen.rebooted) == (None, False)
     assert seen.log_bytes == len(log_of(machine, one))
     assert os.getsid(pid) == pid
 
@@ -106,12 +106,14 @@ def test_its_exit_is_kept(machine, launch, switches, code):
     assert status(machine, one).exit == Exit(code=code)
 
 
-def test_a_second_start_forgets_the_first(machine, launch):
+def test_two_launches_in_one_folder_are_told_apart(machine, launch):
     first = launch("--exit-at-once")
     started(machine, first)
     until(lambda: status(machine, first).exit is not None)
-    started(machine, launch())
-    assert status(machine, first).exit is None
+    second = launch()
+    started(machine, second)
+    assert status(machine, second).exit is None
+    assert status(machine, first).exit == Exit(code=0)
 
 
 def test_members_are_found_and_ended_and_the_exit_is_known(machine, launch, mark):
@@ -225,12 +227,24 @@ def test_a_folder_that_cannot_be_made(machine, launch, tmp_path):
     assert b"started" not in done.stdout
 
 
-def test_a_program_that_does_not_exist(machine, mark, tmp_path):
-    one = Detached(["/nowhere/python"], {}, mark, str(tmp_path / "5"))
-    started(machine, one)
-    until(lambda: status(machine, one).exit is not None)
-    assert status(machine, one).exit in (Exit(code=127), Exit(code=2))
-    assert b"/nowhere/python" in log_of(machine, one)
+@pytest.mark.parametrize(("program", "said"), [("/nowhere/python", "missing"), ("no-such-program", "missing")])
+def test_a_program_that_does_not_exist(machine, mark, tmp_path, program, said):
+    one = Detached([program], {}, mark, str(tmp_path / "5"), "token")
+    assert _shell.read_started(machine.run(_shell.start(one)).stdout.decode()) == said
+
+
+def test_a_program_that_is_not_executable(machine, mark, tmp_path):
+    (tmp_path / "plain").write_text("text")
+    for program in (str(tmp_path / "plain"), str(tmp_path)):
+        one = Detached([program], {}, mark, str(tmp_path / "5"), uuid.uuid4().hex)
+        assert _shell.read_started(machine.run(_shell.start(one)).stdout.decode()) == "plain"
+
+
+def test_a_second_start_with_the_same_token_starts_nothing(machine, launch, mark):
+    one = launch()
+    first = _shell.read_started(machine.run(_shell.start(one)).stdout.decode())
+    assert _shell.read_started(machine.run(_shell.start(one)).stdout.decode()) == first
+    until(lambda: len(carriers(mark.study)) == 2)  # the server and who waits for it
 
 
 def test_a_cut_snapshot_is_refused(machine):

@@ -35,8 +35,13 @@ def _kept_back(name: str, value: str) -> bool:
     return _URL_PASSWORD.search(value) is not None and not _PROXY_NAME.search(name)
 
 
-def resolved(spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """(argv, environment, secrets by variable name). Raises SpecError for a secret that is not set, or not usable."""
+def resolved(
+    spec: LaunchSpec, environ: Mapping[str, str], far: bool = False
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """(argv, environment, secrets by variable name). Raises SpecError for a secret that is not set, or not usable.
+
+    `far`: for another machine, which gets nothing of this one's environment but the secrets that the spec names.
+    """
     secrets = {name: _secret(name, environ) for name in sorted(spec.secrets())}
     argv = [_text(word, secrets) for word in spec.argv]
     if not argv or not argv[0]:
@@ -49,7 +54,7 @@ def resolved(spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[list[str], d
             )
     for text in [*argv, *own, *own.values()]:
         _check_bytes(text)
-    return argv, inherited(environ) | _KEEP_ENVIRON | own, secrets
+    return argv, ({} if far else inherited(environ)) | _KEEP_ENVIRON | own, secrets
 
 
 def _secret(name: str, environ: Mapping[str, str]) -> str:

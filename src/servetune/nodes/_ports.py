@@ -14,8 +14,8 @@ from servetune.nodes._processes import mark_of, read
 
 # Below the ports that Linux hands out to outgoing connections by default (32768 and up): none appears by accident
 # between the moment when a port is chosen and the moment, minutes later, when the server binds it.
-_PREFERRED = range(30000, 32500)
-_SECOND_CHOICE = range(33000, 39700)
+PREFERRED = range(30000, 32500)
+SECOND_CHOICE = range(33000, 39700)
 
 _PORT_FREE_S = 5.0
 
@@ -29,7 +29,7 @@ def free_port() -> int:
     Chosen at random: two tuners that choose at the same time must not meet. Raises NodeUnusableError.
     """
     chance = random.SystemRandom()
-    for candidates in (_PREFERRED, _SECOND_CHOICE):
+    for candidates in (PREFERRED, SECOND_CHOICE):
         for port in chance.sample(candidates, 100):
             if all(_can_bind(port + offset) for offset in (0, *NEIGHBOURS)):
                 return port

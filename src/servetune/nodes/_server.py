@@ -12,7 +12,7 @@ from servetune.nodes._launch import LOG_FILE, Launch
 from servetune.nodes._processes import ThisMachine
 
 LOG_CHUNK_BYTES = 1 << 20
-_LEAST_GRACE_S = 2.0  # wall: a compressed node second is too short for a real process to end
+LEAST_GRACE_S = 2.0  # wall: a compressed node second is too short for a real process to end
 
 
 class Child(Protocol):
@@ -84,7 +84,7 @@ class LocalServer:
         the GPU memory are free again; raises NodeUnusableError or NodeBusyError when they stay taken.
         """
         mark = self._launch.mark
-        wall_s = max(grace_s / self._time_scale, min(grace_s, _LEAST_GRACE_S))
+        wall_s = max(grace_s / self._time_scale, min(grace_s, LEAST_GRACE_S))
         end(ThisMachine(), lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
         if self._filter is not None:
             self._filter.wait()

@@ -18,9 +18,8 @@ from servetune.core.node import Exit
 from servetune.nodes._marks import FILTER, KEEPER, ROLE_MARKER, Mark, Process, Snapshot, mark_in, process_in
 
 LOG_FILE = "server.log"
-_PID_FILE = "server.pid"  # "<pid> <start ticks>" of the session's leader
-_EXIT_FILE = "server.exit"  # exit status as the shell tells it
 _STATUS_OF_SIGNAL = 128
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # Sets S and T to state and start ticks (fields 3 and 22) of process $1, empty without one; its name may hold ")".
 _TICKS = 'ticks() { S= T=; { read -r L < "/proc/$1/stat"; } 2>/dev/null || return 0; set -- ${L##*) }; S=$1 T=${20}; }'
@@ -30,63 +29,96 @@ _TICKS = 'ticks() { S= T=; { read -r L < "/proc/$1/stat"; } 2>/dev/null || retur
 class Detached:
     """A program to start so that it outlives the connection. `folder` (absolute) gets its log, pid and exit status.
 
-    `output_filter`: a command that the output goes through (the log filter), with an environment of its own.
+    `token` names this launch in the folder. `output_filter`: a command that the output goes through (the log filter),
+    with an environment of its own.
     """
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     mark: Mark
     folder: str
+    token: str
     activate: str = ""  # a shell line before the program, such as `. /root/ml-env/bin/activate`
+    cwd: str = ""  # absolute; empty: the folder
     output_filter: Sequence[str] = ()
     filter_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Status:
-    """Of a detached server: its leader's pid and start ticks, how it ended if it did, its log's size in bytes."""
+class Started:
+    """Leader of a detached launch: its pid and start ticks, and the size of the log before it."""
 
     pid: int
     start_ticks: int
+    log_from_bytes: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of a detached server. `exit`: how it ended, None while it runs; its code is None when nobody kept it.
+
+    `rebooted`: the node was restarted since. `log_bytes`: of the whole log file.
+    """
+
     exit: Exit | None
+    rebooted: bool
     log_bytes: int
 
 
 def start(launch: Detached) -> str:
-    """Starts it in a session of its own; prints `started PID TICKS` of the session's leader, or why it did not.
+    """Starts it in a session of its own; prints `started PID TICKS LOG_BYTES` of the session's leader, or why not.
 
     The leader is a shell that waits for the server and keeps its exit status: it takes the signals of a stop without
-    ending from them. Leader, server and filter carry the mark.
+    ending from them. Leader, server and filter carry the mark. Run a second time with the same token (the answer to
+    the first was lost on the way) it starts nothing and waits for the first.
     """
-    folder = shlex.quote(launch.folder)
     marks = _assignments(replace(launch.mark, role=KEEPER).environment())
     script = _leader(launch)
     until = f"END_{hashlib.sha256(script.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+    pid_file, refusal = f"{launch.token}.pid", f"{launch.token}.refused"
     return "\n".join(
         [
-            f"mkdir -p {folder} && cd {folder} || exit 1",
-            f"rm -f {_EXIT_FILE} {_PID_FILE} || exit 1",
-            f": >> {LOG_FILE} || exit 1",
+            f"mkdir -p {shlex.quote(launch.folder)} && cd {shlex.quote(launch.folder)} || exit 1",
+            f": >> {LOG_FILE} && echo > {launch.token}.room && [ -s {launch.token}.room ] || exit 1",
+            f"rm -f {launch.token}.room",
+            f"if mkdir {launch.token}.begun 2>/dev/null; then",
             # The script comes on standard input: an argument would show its secrets in the process list.
             # --fork and not &, with which a shell would make it ignore INT for good.
             f"{marks} setsid --fork sh -s <<'{until}' >/dev/null 2>&1",
             script,
             until,
-            f"I=0; while [ $I -lt 250 ] && ! [ -s {_PID_FILE} ]; do sleep 0.02; I=$((I + 1)); done",
-            f"read -r PID T < {_PID_FILE} || {{ echo 'the server could not be started'; exit 1; }}",
-            'echo "started $PID $T"',
+            "fi",
+            f"I=0; while [ $I -lt {_START_LOOKS} ] && ! [ -s {pid_file} ] && ! [ -s {refusal} ]; do",
+            "sleep 0.02; I=$((I + 1)); done",
+            f"[ -s {refusal} ] && {{ cat {refusal}; exit 1; }}",
+            f"read -r PID T FROM BOOT < {pid_file} || {{ echo 'the server could not be started'; exit 1; }}",
+            'echo "started $PID $T $FROM"',
         ]
     )
 
 
+_START_LOOKS = 3000  # a minute: activating an environment may read a lot from a slow disk
+
+
+def read_started(text: str) -> Started | str:
+    """The last line that `start` printed, or what it said instead."""
+    lines = text.strip().splitlines() or ["it said nothing"]
+    words = lines[-1].split()
+    if len(words) == 4 and words[0] == "started":
+        return Started(int(words[1]), int(words[2]), int(words[3]))
+    return "\n".join(lines)
+
+
 def _leader(launch: Detached) -> str:
-    server = _exec(launch.argv, {**launch.environment, **launch.mark.environment()}, "</dev/null")
-    kept = f"echo $? > {_EXIT_FILE}.new; mv {_EXIT_FILE}.new {_EXIT_FILE}"
+    server = _exec(launch.argv, {**launch.environment, **launch.mark.environment()}, "</dev/null", launch.cwd)
+    kept = f"echo $? > {launch.token}.new; mv {launch.token}.new {launch.token}.exit"
     lines = [
         "trap : INT TERM HUP",  # a handler ends with the exec of the server; an ignored signal would not
         _TICKS,
-        f'ticks $$; echo "$$ $T" > {_PID_FILE}.new && mv {_PID_FILE}.new {_PID_FILE}',
         *([launch.activate] if launch.activate else []),
+        *_checks(launch),
+        f"ticks $$; SIZE=$(wc -c < {LOG_FILE}); read -r BOOT < {_BOOT_ID}",
+        f'echo "$$ $T $SIZE $BOOT" > {launch.token}.new && mv {launch.token}.new {launch.token}.pid || exit 1',
     ]
     if not launch.output_filter:
         return "\n".join([*lines, f"{server} >> {LOG_FILE} 2>&1", kept])
@@ -95,32 +127,57 @@ def _leader(launch: Detached) -> str:
     return "\n".join([*lines, f"{{ trap : INT TERM HUP; {server}; {kept}; }} 2>&1 | {through}"])
 
 
-def _exec(argv: Sequence[str], environment: Mapping[str, str], redirection: str) -> str:
+def _checks(launch: Detached) -> list[str]:
+    """Program and working directory, seen as the server will see them."""
+    program = shlex.quote(launch.argv[0])
+    path = [f"export {_assignment('PATH', launch.environment['PATH'])};"] if "PATH" in launch.environment else []
+    where = f"cd {shlex.quote(launch.cwd)}" if launch.cwd else ":"
+    # dash's `command -v` is content with a file that is not executable
+    found = f"[ -f {program} ] && [ -x {program} ]" if "/" in launch.argv[0] else f"command -v {program} >/dev/null"
+    why = f"if [ -e {program} ]; then echo plain; else echo missing; fi"
+    refusal = f"{launch.token}.refused"
+    return [
+        f"( {where} ) 2>/dev/null || {{ echo cwd > {refusal}; exit; }}",
+        f"( {' '.join(path)} {where}; {found} || {{ {why}; }} > {refusal} )",
+        f"[ -s {refusal} ] && exit",
+    ]
+
+
+def _exec(argv: Sequence[str], environment: Mapping[str, str], redirection: str, cwd: str = "") -> str:
     exports = "".join(f"export {_assignment(name, value)}; " for name, value in environment.items())
-    return f"( unset {ROLE_MARKER}; {exports}exec {shlex.join(argv)} {redirection} )"
+    where = f"cd {shlex.quote(cwd)}; " if cwd else ""
+    return f"( unset {ROLE_MARKER}; {exports}{where}exec {shlex.join(argv)} {redirection} )"
 
 
-def status(folder: str) -> str:
-    """Prints what `read_status` reads."""
+def status(folder: str, token: str, offset_bytes: int, limit_bytes: int) -> str:
+    """Prints what `read_status` reads: one line, then at most `limit_bytes` of the log from `offset_bytes` on."""
     return "\n".join(
         [
             f"cd {shlex.quote(folder)} || exit 1",
             _TICKS,
-            f"read -r PID STARTED < {_PID_FILE} || exit 1",
+            f"read -r PID STARTED FROM BOOT < {token}.pid || exit 1",
             'ticks "$PID"',
-            f"CODE=; [ -f {_EXIT_FILE} ] && read -r CODE < {_EXIT_FILE}",
+            # The size after the exit status: what the server wrote before it ended is counted.
+            'CODE=-; ALIVE=gone; [ "$T" = "$STARTED" ] && [ "$S" != Z ] && ALIVE=alive',
+            f"[ -f {token}.exit ] && read -r CODE < {token}.exit",
+            f'read -r NOW < {_BOOT_ID}; SAME=same; [ "$NOW" = "$BOOT" ] || SAME=rebooted',
             f"SIZE=$(wc -c < {LOG_FILE})",
-            'ALIVE=gone; [ "$T" = "$STARTED" ] && [ "$S" != Z ] && ALIVE=alive',
-            'echo "$PID $STARTED $ALIVE ${CODE:--} $SIZE"',
+            'echo "$ALIVE $CODE $SAME $SIZE"',
+            f"[ $SIZE -le {offset_bytes} ] || tail -c +{offset_bytes + 1} {LOG_FILE} | head -c {limit_bytes}",
         ]
     )
 
 
-def read_status(text: str) -> Status:
-    """A leader that is gone without having kept an exit status was killed: its exit is not known."""
-    pid, ticks, alive, code, size = text.split()
+def read_status(data: bytes) -> tuple[Status, bytes]:
+    """(Status, log bytes). A leader that is gone without having kept an exit status was killed, or the node restarted.
+
+    Raises ValueError when there is no status.
+    """
+    line, _, log = data.partition(b"\n")
+    alive, code, same, size = line.decode("ascii", "replace").split()
     known = None if code == "-" else _exit(int(code))
-    return Status(int(pid), int(ticks), known or (None if alive == "alive" else Exit(code=None)), int(size))
+    gone = Exit(code=None) if alive == "gone" or same == "rebooted" else None
+    return Status(known or gone, known is None and same == "rebooted", int(size)), log
 
 
 def _exit(status: int) -> Exit:
@@ -180,9 +237,28 @@ def send(processes: Sequence[Process], number: signal.Signals) -> str:
     return "\n".join([_TICKS, *(f"{test} 2>/dev/null" for test in tests), "true"])
 
 
+def wait_for_exit(processes: Sequence[Process], timeout_s: float) -> str:
+    """Returns once all have exited (a zombie has), or after about `timeout_s`."""
+    tests = [f'ticks {one.pid}; [ "$T" = {one.start_ticks} ] && [ "$S" != Z ]' for one in processes]
+    looks = max(1, round(timeout_s / 0.05))
+    running = " || ".join(f"{{ {test}; }}" for test in tests)
+    return "\n".join([_TICKS, f"I=0; while [ $I -lt {looks} ] && {{ {running}; }}; do sleep 0.05; I=$((I + 1)); done"])
+
+
 def listening() -> str:
     """Prints the machine's TCP tables, for `_ports.listeners_in`."""
     return "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null; true"
+
+
+def holders(inodes: Iterable[str]) -> str:
+    """Prints the pids that hold one of these sockets, as far as this user may see them."""
+    wanted = "|".join(rf"socket:\[{inode}\]" for inode in sorted(inodes))
+    return "\n".join(
+        [
+            f"for F in /proc/[0-9]*/fd; do ls -l $F 2>/dev/null | grep -Eq '{wanted}' || continue",
+            "P=${F#/proc/}; echo ${P%/fd}; done; true",
+        ]
+    )
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import signal
@@ -28,18 +27,11 @@ from servetune.nodes._launch import LOG_FILE, Launch, boot_id, left_behind, note
 from servetune.nodes._marks import FILTER
 from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import ThisMachine
+from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._server import Guard, LocalServer
 
 _COMMAND_S = 60.0
 _FILTER_PROGRAM = str(Path(__file__).with_name("_redact.py"))
-_ASK_ENGINE = """
-import importlib.metadata, json, platform, sys
-try:
-    version = importlib.metadata.version(sys.argv[1])
-except importlib.metadata.PackageNotFoundError:
-    version = None
-print(json.dumps([platform.python_version(), version]))
-"""
 
 
 class Settings(Frozen):
@@ -117,14 +109,13 @@ class LocalNode:
         """(Python version, engine version) of the engine's interpreter, asked once: it takes a quarter of a second."""
         program = self._settings.engine_python
         if self._engine is None and program is not None:
-            answer = run_command([program, "-c", _ASK_ENGINE, self._settings.engine_package])
+            answer = run_command([program, "-c", ASK_ENGINE, self._settings.engine_package])
             if answer is None or answer.code != 0:
                 why = "no such program" if answer is None else f"status {answer.code}: {answer.text.strip()[-300:]}"
                 raise SpecError(
                     f"engine.python {program!r} cannot be run ({why}); name the interpreter that has the engine"
                 )
-            python, engine = json.loads(answer.text.splitlines()[-1])
-            self._engine = python, engine
+            self._engine = read_versions(answer.text)
         return self._engine or (None, None)
 
 

@@ -1,0 +1,137 @@
+"""A server that runs detached on the node: its exit, its log, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from servetune.core.errors import NodeUnusableError
+from servetune.core.node import Exit
+from servetune.nodes import _shell
+from servetune.nodes._ending import end
+from servetune.nodes._launch import LOG_FILE, writing
+from servetune.nodes._marks import Mark
+from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
+from servetune.nodes._ssh_link import Link
+from servetune.nodes._ssh_machine import FarMachine
+from servetune.nodes._ssh_tunnel import Tunnel
+
+_LOOK_BYTES = 1 << 16  # of the log, that come with each look at the process
+_COPY_BYTES = 256 << 20  # of the log, kept beside the study
+IMPATIENT_S = 10.0  # how long a broken connection is waited for by somebody who wants to stop at once
+
+
+class LogCopy:
+    """The log beside the study on this machine: what `servetune diagnose` reads when the node is long gone."""
+
+    def __init__(self, folder: Path, fresh: bool) -> None:
+        self._path = folder / LOG_FILE
+        if fresh:
+            self._path.unlink(missing_ok=True)
+        self._from_bytes = self._path.stat().st_size if self._path.exists() else 0
+        self._kept_bytes = 0
+
+    def take(self, offset_bytes: int, chunk: bytes) -> None:
+        """Append what is new. Raises NodeUnusableError when this machine's disk is full."""
+        new = chunk[max(0, self._kept_bytes - offset_bytes) :] if offset_bytes <= self._kept_bytes else b""
+        if new and self._kept_bytes < _COPY_BYTES:
+            with writing(self._path), self._path.open("ab") as log:
+                log.write(new)
+            self._kept_bytes += len(new)
+
+
+class FarServer:
+    """A server on the node. `token` and `folder`: where its launch keeps what it keeps there."""
+
+    def __init__(
+        self,
+        link: Link,
+        launch: _shell.Detached,
+        started: _shell.Started,
+        port: int,
+        copy: LogCopy,
+        time_scale: float,
+        guards: Sequence[Guard],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pid = started.pid
+        self.mark: Mark = launch.mark
+        self.folder = launch.folder
+        self.port = port
+        self._link = link
+        self._token = launch.token
+        self._log_from_bytes = started.log_from_bytes
+        self._copy = copy
+        self._time_scale = time_scale
+        self._guards = guards
+        self._ended = ended
+        self._exit: Exit | None = None
+        self._rebooted = False
+        self._read_to = 0  # of the log, by whoever reads it
+        self._ahead = (0, b"")  # offset and bytes of the log that came with the last look
+        self._log_end: int | None = None  # of the log at the last look, until somebody was told so
+
+    @property
+    def rebooted(self) -> bool:
+        """Whether the node was restarted under it."""
+        return self._rebooted
+
+    def poll(self) -> Exit | None:
+        """How it ended, None while it runs. Brings the next piece of the log along: one round trip for both."""
+        status, log = self._status(self._read_to, _LOOK_BYTES)
+        self._exit, self._rebooted = status.exit, status.rebooted
+        self._ahead = (self._read_to, log)
+        self._log_end = status.log_bytes - self._log_from_bytes
+        return self._exit
+
+    def read_log(self, offset_bytes: int) -> bytes:
+        """At most 1 MiB of what this launch logged, from `offset_bytes` on; empty when there is no more yet."""
+        chunk = self._chunk(offset_bytes)
+        self._read_to = offset_bytes + len(chunk)
+        self._copy.take(offset_bytes, chunk)
+        return chunk
+
+    def _chunk(self, offset_bytes: int) -> bytes:
+        begin, log = self._ahead
+        if begin <= offset_bytes < begin + len(log):
+            return log[offset_bytes - begin :]
+        if self._log_end is not None and offset_bytes >= self._log_end:
+            self._log_end = None  # a second question after the same look is answered by the node
+            return b""
+        script = _shell.log(self.folder, self._log_from_bytes + offset_bytes, LOG_CHUNK_BYTES)
+        return self._link.run(script).data
+
+    @contextmanager
+    def endpoint(self) -> Iterator[str]:
+        """Base URL on this machine's loopback: a tunnel to the node's."""
+        with Tunnel(self._link, self.port) as url:
+            yield url
+
+    def stop(self, grace_s: float) -> Exit:
+        """INT, TERM, KILL, `grace_s` of node time each (at least 2 wall seconds); see `core.node.ServerProcess.stop`.
+
+        Returns once processes are gone and port, GPU memory and shared memory are free again. Raises NodeUnusableError
+        or NodeBusyError when they stay taken, NodeUnreachableError when the node cannot be asked.
+        """
+        patience_s = None if grace_s > 0 else IMPATIENT_S
+        wall_s = max(grace_s / self._time_scale, min(grace_s, LEAST_GRACE_S))
+        mark = self.mark
+        machine = FarMachine(self._link, patience_s)
+        end(machine, lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
+        code = self.poll()
+        for guard in self._guards:
+            guard.check()
+        self._ended()
+        return code or Exit(code=None)
+
+    def _status(self, offset_bytes: int, limit_bytes: int) -> tuple[_shell.Status, bytes]:
+        script = _shell.status(self.folder, self._token, self._log_from_bytes + offset_bytes, limit_bytes)
+        done = self._link.run(script)
+        try:
+            return _shell.read_status(done.data)
+        except ValueError as error:
+            raise NodeUnusableError(
+                f"{self.folder} on the node lost what a launch keeps there ({done.text.strip()[-200:]!r}); leave "
+                "node.workdir alone while a study runs, then resume"
+            ) from error

@@ -1,0 +1,318 @@
+"""A node that is reached over SSH: the tuner here, the server there, and nothing lost when the connection is."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from pydantic import Field
+
+from servetune.core.clock import WallClock
+from servetune.core.errors import NodeUnusableError, ServetuneError, SpecError
+from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
+from servetune.core.space import Frozen
+from servetune.nodes import _redact, _shell
+from servetune.nodes._ending import reclaimed
+from servetune.nodes._environment import resolved
+from servetune.nodes._gpus import MemoryGuard, gpu_facts
+from servetune.nodes._launch import STATE_FILE, writing
+from servetune.nodes._marks import Mark
+from servetune.nodes._python import ASK_ENGINE, read_versions
+from servetune.nodes._rehearsal import Rehearsal, rehearsed_facts, scenario_file, simulated_argv
+from servetune.nodes._server import Guard
+from servetune.nodes._shell import Detached, Started, read_started
+from servetune.nodes._ssh_archive import archive
+from servetune.nodes._ssh_config import Wanted, resolve
+from servetune.nodes._ssh_connect import Secrets
+from servetune.nodes._ssh_link import Link
+from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
+from servetune.nodes._ssh_server import FarServer, LogCopy
+from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
+
+_START_S = 120.0
+_START_TRIES = 3
+_COULD_NOT = "could not be started"
+_launches = itertools.count()
+
+
+class Settings(Frozen):
+    """Keys of a study file's `node:` beside `name: ssh`. Paths with `~` are those of the user there, or here for keys.
+
+    `host` may be an alias of `config`, whose settings hold where none is given here. `workdir`, `cwd` and `activate`
+    (a shell line before each program) are the node's. `reconnect_s`: how long a broken connection is waited for.
+    `rehearse`: start a simulated server there in place of the engine.
+    """
+
+    host: str = Field(min_length=1)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    user: str | None = None
+    identity_file: str | None = None
+    jump: str | None = None
+    password: EnvRef | None = None
+    passphrase: EnvRef | None = None
+    config: str = "~/.ssh/config"
+    known_hosts: str | None = None
+    workdir: str = "~/.servetune"
+    cwd: str | None = None
+    activate: str = ""
+    gpus: tuple[int, ...] | None = Field(default=None, min_length=1)
+    python: str | None = None  # for the load generator and the log filter; absent: the engine's
+    engine_python: str | None = None  # interpreter that is asked for the engine's version
+    engine_package: str = "sglang"
+    reconnect_s: float = Field(default=600.0, ge=0)
+    rehearse: Rehearsal | None = None
+
+
+def create(settings: Settings, base_dir: Path) -> SshNode:
+    """The node; nothing is connected yet. Raises SpecError for settings that cannot be used."""
+    wanted = Wanted(
+        settings.host,
+        settings.port,
+        settings.user,
+        _here(settings.identity_file, base_dir),
+        settings.jump,
+        _here(settings.known_hosts, base_dir),
+    )
+    target = resolve(wanted, Path(settings.config).expanduser())
+    secrets = Secrets(_secret("password", settings.password), _secret("passphrase", settings.passphrase))
+    if settings.rehearse is not None:
+        rehearsed_facts(settings.rehearse, base_dir.resolve())
+    notes: list[str] = []
+    return SshNode(settings, base_dir.resolve(), Link(target, secrets, settings.reconnect_s, notes.append), notes)
+
+
+def _here(path: str | None, base_dir: Path) -> str | None:
+    return None if path is None else str(base_dir.resolve() / Path(path).expanduser())
+
+
+def _secret(key: str, reference: EnvRef | None) -> str | None:
+    if reference is None:
+        return None
+    value = os.environ.get(reference.from_env)
+    if not value:
+        raise SpecError(
+            f"node.{key}: the environment variable {reference.from_env} is not set; export it in the shell that runs "
+            "servetune"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What never changes while the node runs."""
+
+    host: str
+    boot_id: str
+    home: str
+    cpu_count: int
+
+
+class SshNode:
+    """Starts servers on a machine that is reached over SSH, detached, so that they outlive connection and tuner."""
+
+    name = "ssh"
+
+    def __init__(self, settings: Settings, base_dir: Path, link: Link, notes: list[str]) -> None:
+        self.clock = WallClock(settings.rehearse.time_scale if settings.rehearse else 1.0)
+        self.link = link
+        self._settings = settings
+        self._base_dir = base_dir
+        self._notes = notes
+        self._engine: tuple[str | None, str | None] | None = None
+        self._where: _Place | None = None
+
+    def identity(self) -> str:
+        """The machine, by its boot id, and the GPUs that are used."""
+        return f"{self._place().boot_id}/gpus={self._visible() or 'all'}"
+
+    def facts(self) -> NodeFacts:
+        """Facts about the machine, its GPUs (none without `nvidia-smi`) and the engine's interpreter.
+
+        Raises NodeUnreachableError, HostKeyError, NodeUnusableError when `nvidia-smi` fails or hangs, SpecError when
+        the interpreter cannot be run.
+        """
+        place = self._place()
+        if self._settings.rehearse is not None:
+            return rehearsed_facts(self._settings.rehearse, self._base_dir).model_copy(update={"node": self.name})
+        python, engine = self._engine_versions()
+        return NodeFacts(
+            node=self.name,
+            host=place.host,
+            cpu_count=place.cpu_count,
+            engine_name=self._settings.engine_package if engine else None,
+            engine_version=engine,
+            python_version=python,
+            **gpu_facts(self.link.ask, self._visible()),
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """What this node adds to a launch's environment, for the spec that is stored and exported."""
+        chosen = self._settings.gpus
+        return {} if chosen is None else {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in chosen)}
+
+    def free_port(self) -> int:
+        """A TCP port of the node in 30000–39999 on which nothing listens, nor on those that SGLang derives from it."""
+        return far_free_port(self.link)
+
+    def start(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> FarServer:
+        """Start `spec` on the node; a copy of its log comes into `log_dir`. See `core.node.Node.start`.
+
+        Raises NodeUnusableError when a log cannot be written, here or there.
+        """
+        spec = spec.model_copy(update={"env": {**self.environment(), **spec.env}})
+        argv, environment, secrets = resolved(self._played(spec, log_dir), os.environ, far=True)
+        self._check_relative(argv[0])
+        folder = Path(log_dir).resolve()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        launch = Detached(
+            argv=argv,
+            environment=environment,
+            mark=Mark(study, str(trial), ""),
+            folder=self._folder(study, trial, log_dir),
+            token="",
+            activate=self._settings.activate,
+            cwd=self._at_home(self._settings.cwd) if self._settings.cwd else "",
+            output_filter=self._log_filter(secrets),
+            filter_environment=secrets,
+        )
+        guards: list[Guard] = [FarPortGuard(self.link, spec.port), MemoryGuard(self.link.ask, self._visible())]
+        write_far_state(folder, launch, spec)
+        launch, started = self._started(launch)
+        copy = LogCopy(folder, fresh=False)
+        return FarServer(self.link, launch, started, spec.port, copy, self.clock.time_scale, guards)
+
+    def reclaim(self, study: str) -> Sequence[str]:
+        """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
+        return reclaimed(FarMachine(self.link), lambda mark: mark.study == study and self._left_behind(mark))
+
+    def take_notes(self) -> Sequence[str]:
+        """What happened to the connection since the last call, for the person who watches."""
+        taken = list(self._notes)
+        del self._notes[: len(taken)]
+        return taken
+
+    def close(self) -> None:
+        """Let go of the connection. What runs on the node goes on."""
+        self.link.close()
+
+    def _started(self, launch: Detached) -> tuple[Detached, Started]:
+        """Start it; again under another name when the node lost it between two of its own steps."""
+        said = ""
+        for _ in range(_START_TRIES):
+            number = next(_launches)
+            mark = replace(launch.mark, starter=f"{this_tuner()}/{number}")
+            token = hashlib.sha256(mark.starter.encode()).hexdigest()[:12]
+            launch = replace(launch, mark=mark, token=token)
+            answer = read_started(self.link.run(_shell.start(launch), _START_S).text)
+            if isinstance(answer, Started):
+                return launch, answer
+            said = answer
+            if _COULD_NOT not in said:
+                break
+        raise self._refusal(launch, said)
+
+    def _refusal(self, launch: Detached, said: str) -> ServetuneError:
+        program, host = launch.argv[0], self.link.target.host
+        advice = (
+            "give an absolute path, or a name on PATH there (see node.activate), as engine.python in the study file"
+        )
+        if said == "missing":
+            return SpecError(f"program {program!r} does not exist on {host}; {advice}")
+        if said == "plain":
+            return SpecError(f"program {program!r} is not executable on {host}; {advice}")
+        if said == "cwd":
+            return SpecError(f"node.cwd: there is no directory {launch.cwd} on {host}")
+        return NodeUnusableError(
+            f"nothing can be started in {launch.folder} on {host}: {said[-300:]}; free space there, correct its owner, "
+            "or name another node.workdir"
+        )
+
+    def _check_relative(self, program: str) -> None:
+        if "/" in program and not program.startswith("/") and self._settings.cwd is None:
+            raise SpecError(
+                f"program {program!r} is a relative path, and a server runs in its log directory; give an absolute "
+                "path, or a name on PATH there, as engine.python in the study file"
+            )
+
+    def _played(self, spec: LaunchSpec, log_dir: str) -> LaunchSpec:
+        """The spec, or the simulated server that a rehearsal starts in its place."""
+        rehearsal = self._settings.rehearse
+        if rehearsal is None:
+            return spec
+        file = scenario_file(rehearsal, self._base_dir)
+        scenario = rehearsal.scenario if file is None else self._push(file.read_bytes(), ".yaml")
+        program = (self._python(), self._push(archive(), ".pyz"), *simulated_argv(rehearsal, scenario, log_dir))
+        return spec.model_copy(update={"argv": (*program, *spec.argv)})
+
+    def _log_filter(self, secrets: Mapping[str, str]) -> Sequence[str]:
+        if not secrets:
+            return ()
+        program = self._push(Path(_redact.__file__).read_bytes(), ".py")
+        return (self._python(), "-I", "-S", program, *secrets)
+
+    def _push(self, data: bytes, suffix: str) -> str:
+        return pushed(self.link, f"{self._at_home(self._settings.workdir)}/programs", data, suffix)
+
+    def _python(self) -> str:
+        return self._settings.python or self._settings.engine_python or "python3"
+
+    def _folder(self, study: str, trial: int, log_dir: str) -> str:
+        """One for each place where logs go here: two databases may hold studies of one name."""
+        key = hashlib.sha256(str(PurePath(log_dir)).encode()).hexdigest()[:8]
+        return f"{self._at_home(self._settings.workdir)}/{study}/{trial}-{key}"
+
+    def _at_home(self, path: str) -> str:
+        home = self._place().home
+        return path if path.startswith("/") else f"{home}/{path.removeprefix('~').lstrip('/')}".rstrip("/")
+
+    def _left_behind(self, mark: Mark) -> bool:
+        """Whether the tuner that started it is gone, or is this very process."""
+        if not is_far(mark):
+            return False
+        tuner = tuner_of(mark)
+        return tuner == this_tuner() or lives(tuner) is False
+
+    def _visible(self) -> str | None:
+        return self.environment().get("CUDA_VISIBLE_DEVICES")
+
+    def _place(self) -> _Place:
+        if self._where is None:
+            done = self.link.run('uname -n; cat /proc/sys/kernel/random/boot_id; echo "$HOME"; nproc')
+            lines = done.text.splitlines()
+            if done.code != 0 or len(lines) != 4:
+                raise NodeUnusableError(
+                    f"{self.link.target.host} is no Linux machine with coreutils: {done.text[-300:]!r}"
+                )
+            self._where = _Place(lines[0], lines[1], lines[2].rstrip("/"), int(lines[3]))
+        return self._where
+
+    def _engine_versions(self) -> tuple[str | None, str | None]:
+        """(Python version, engine version) of the engine's interpreter, asked once."""
+        program = self._settings.engine_python
+        if self._engine is None and program is not None:
+            words = shlex.join([program, "-c", ASK_ENGINE, self._settings.engine_package])
+            done = self.link.run(f"{self._settings.activate or ':'}\n{words}")
+            if done.code != 0:
+                raise SpecError(
+                    f"engine.python {program!r} cannot be run on {self.link.target.host} (status {done.code}: "
+                    f"{done.text.strip()[-300:]}); name the interpreter that has the engine, or set node.activate"
+                )
+            self._engine = read_versions(done.text)
+        return self._engine or (None, None)
+
+
+def write_far_state(folder: Path, launch: Detached, spec: LaunchSpec) -> None:
+    """`server.json` for people and post-mortems; a secret is its reference. Raises NodeUnusableError."""
+    state = {"study": launch.mark.study, "trial": int(launch.mark.trial), "folder_on_node": launch.folder}
+    path = folder / STATE_FILE
+    with writing(path):
+        beside = path.with_suffix(".json.new")
+        beside.write_text(json.dumps({**state, "launch": spec.model_dump(mode="json")}, indent=1) + "\n", "utf-8")
+        beside.replace(path)
