@@ -5,6 +5,8 @@ ServetuneError
 │   └── UsageError        the command line asks for something that cannot be: change it       exit status 2
 ├── NodeError
 │   ├── NodeUnreachableError   wait and try again                                            exit status 1
+│   │   └── ConnectionLostError    it broke in the middle of something: ask again            exit status 1
+│   ├── ProgramEndedError      a program of ours on the node ended by itself: do without it  exit status 1
 │   ├── NodeBusyError          another tuner or process holds it: choose another, or wait     exit status 1
 │   ├── NodeUnusableError      a person has to mend the node                                  exit status 1
 │   └── HostKeyError           the host key is unknown or changed: never continue             exit status 1
@@ -39,6 +41,14 @@ class NodeError(ServetuneError):
 
 class NodeUnreachableError(NodeError):
     """The node does not answer; waiting may help."""
+
+
+class ConnectionLostError(NodeUnreachableError):
+    """The connection broke in the middle of something, which may be begun anew once it stands again."""
+
+
+class ProgramEndedError(NodeError):
+    """A program of ours on the node ended by itself; its last words are the message."""
 
 
 class NodeBusyError(NodeError):

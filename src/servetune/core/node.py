@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field
 
@@ -81,6 +81,38 @@ class Exit(Frozen):
     """How a process ended: its return code, negative for a signal (as in subprocess); None when it is not known."""
 
     code: int | None
+
+
+class Conversation(Protocol):
+    """A program of ours on the node, talked with line by line."""
+
+    def send(self, line: str) -> None:
+        """Say one line. Raises ConnectionLostError."""
+        ...
+
+    def receive(self, timeout_s: float) -> list[str]:
+        """Every line that has come, waiting `timeout_s` (wall) for the first; empty: none yet.
+
+        Raises ConnectionLostError, ProgramEndedError.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadHost(Protocol):
+    """A server process beside which the load can be generated, on a node that is not the tuner's machine."""
+
+    def load_program(self) -> Conversation:
+        """`benchmarks._far`, started beside the server or still running there.
+
+        Raises ProgramEndedError when the node's Python cannot run it, NodeUnreachableError.
+        """
+        ...
+
+    @property
+    def loopback(self) -> str:
+        """Base URL of the server as seen on the node."""
+        ...
 
 
 class ServerProcess(Protocol):

@@ -15,6 +15,7 @@ from servetune.core.node import STUDY_MARKER, TRIAL_MARKER
 STARTER_MARKER = "SERVETUNE_STARTER"  # "<tuner's pid>/<its start ticks>/<how many launches before this one>"
 ROLE_MARKER = "SERVETUNE_ROLE"  # absent for the server; a process with a role of ours ends by itself after it
 FILTER = "log-filter"  # redacts the log
+LOAD = "load"  # generates load beside the server
 KEEPER = "keeper"  # waits for the server and keeps its exit status
 
 

@@ -7,18 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from servetune.core.errors import NodeUnusableError
-from servetune.core.node import Exit
+from servetune.core.node import Conversation, Exit
 from servetune.nodes import _shell
 from servetune.nodes._ending import end
 from servetune.nodes._launch import LOG_FILE, writing
-from servetune.nodes._marks import Mark
+from servetune.nodes._marks import LOAD, Mark
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
+from servetune.nodes._ssh_load import FarProgram
 from servetune.nodes._ssh_machine import FarMachine
 from servetune.nodes._ssh_tunnel import Tunnel
 
 _LOOK_BYTES = 1 << 16  # of the log, that come with each look at the process
 _COPY_BYTES = 256 << 20  # of the log, kept beside the study
+LOAD_END_S = 2.0  # for the load generator to leave at the end of its input
 IMPATIENT_S = 10.0  # how long a broken connection is waited for by somebody who wants to stop at once
 
 
@@ -53,7 +55,7 @@ class FarServer:
         copy: LogCopy,
         time_scale: float,
         guards: Sequence[Guard],
-        ended: Callable[[], None] = lambda: None,
+        load: Callable[[Mark], FarProgram],
     ) -> None:
         self.pid = started.pid
         self.mark: Mark = launch.mark
@@ -65,7 +67,8 @@ class FarServer:
         self._copy = copy
         self._time_scale = time_scale
         self._guards = guards
-        self._ended = ended
+        self._start_load = load
+        self._load: FarProgram | None = None
         self._exit: Exit | None = None
         self._rebooted = False
         self._read_to = 0  # of the log, by whoever reads it
@@ -108,6 +111,28 @@ class FarServer:
         with Tunnel(self._link, self.port) as url:
             yield url
 
+    @property
+    def loopback(self) -> str:
+        """Base URL on the node's loopback."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def load_program(self) -> Conversation:
+        """The load generator beside the server; one for all levels, begun anew after the connection broke."""
+        if self._load is None or not self._load.usable:
+            self._end_load()
+            self._load = self._start_load(self.mark)
+        return self._load
+
+    def _end_load(self) -> None:
+        """Also that of a broken connection, which would go on for a while."""
+        if self._load is not None:
+            self._load.close()
+            self._load = None
+            end(FarMachine(self._link), lambda other: self._is_mine(other) and other.role == LOAD, LOAD_END_S)
+
+    def _is_mine(self, other: Mark) -> bool:
+        return (other.study, other.starter) == (self.mark.study, self.mark.starter)
+
     def stop(self, grace_s: float) -> Exit:
         """INT, TERM, KILL, `grace_s` of node time each (at least 2 wall seconds); see `core.node.ServerProcess.stop`.
 
@@ -116,13 +141,13 @@ class FarServer:
         """
         patience_s = None if grace_s > 0 else IMPATIENT_S
         wall_s = max(grace_s / self._time_scale, min(grace_s, LEAST_GRACE_S))
-        mark = self.mark
-        machine = FarMachine(self._link, patience_s)
-        end(machine, lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
+        if self._load is not None:
+            self._load.close()
+            self._load = None
+        end(FarMachine(self._link, patience_s), self._is_mine, wall_s)
         code = self.poll()
         for guard in self._guards:
             guard.check()
-        self._ended()
         return code or Exit(code=None)
 
     def _status(self, offset_bytes: int, limit_bytes: int) -> tuple[_shell.Status, bytes]:

@@ -31,10 +31,12 @@ from servetune.nodes._ssh_archive import archive
 from servetune.nodes._ssh_config import Wanted, resolve
 from servetune.nodes._ssh_connect import Secrets
 from servetune.nodes._ssh_link import Link
+from servetune.nodes._ssh_load import FarProgram
 from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
 from servetune.nodes._ssh_server import FarServer, LogCopy
 from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
 
+_LOAD_MODULE = "servetune.benchmarks._far"
 _START_S = 120.0
 _START_TRIES = 3
 _COULD_NOT = "could not be started"
@@ -186,7 +188,7 @@ class SshNode:
         write_far_state(folder, launch, spec)
         launch, started = self._started(launch)
         copy = LogCopy(folder, fresh=False)
-        return FarServer(self.link, launch, started, spec.port, copy, self.clock.time_scale, guards)
+        return FarServer(self.link, launch, started, spec.port, copy, self.clock.time_scale, guards, self._load)
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
@@ -201,6 +203,10 @@ class SshNode:
     def close(self) -> None:
         """Let go of the connection. What runs on the node goes on."""
         self.link.close()
+
+    def _load(self, mark: Mark) -> FarProgram:
+        argv = [self._python(), self._push(archive(), ".pyz"), _LOAD_MODULE]
+        return FarProgram(self.link, mark, argv, self._settings.activate)
 
     def _started(self, launch: Detached) -> tuple[Detached, Started]:
         """Start it; again under another name when the node lost it between two of its own steps."""

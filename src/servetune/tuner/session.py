@@ -28,10 +28,13 @@ LEASE_TTL_S = 60.0
 class _Guarded:
     """Passes events on, and stops the tuner before its next step when a lease was lost meanwhile."""
 
-    def __init__(self, listener: Listener, leases: Sequence[Lease | MemoryLease]) -> None:
+    def __init__(self, listener: Listener, leases: Sequence[Lease | MemoryLease], node: Node) -> None:
         self._listener, self._leases = listener, leases
+        self._notes: Callable[[], Sequence[str]] = getattr(node, "take_notes", tuple)
 
     def on(self, event: Event) -> None:
+        for text in self._notes():
+            self._listener.on(Note(text=text, warning=True))
         if isinstance(event, Step):
             for lease in self._leases:
                 lease.check()
@@ -104,9 +107,11 @@ def run_study(
         study_lease = store.acquire(f"study:{spec.study}", LEASE_TTL_S)
         held.enter_context(study_lease)
         node = open_node(spec)
+        if hasattr(node, "close"):
+            held.callback(node.close)
         node_lease = store.acquire(f"node:{node.identity()}", LEASE_TTL_S)
         held.enter_context(node_lease)
-        guarded = _Guarded(listener, (study_lease, node_lease))
+        guarded = _Guarded(listener, (study_lease, node_lease), node)
         store.set_state(spec.study, StudyRunState.RUNNING)
         state: StudyRunState | None = StudyRunState.FAILED
         reason = "the tuner crashed"

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
 from servetune.core.engine import Engine
-from servetune.core.events import LevelDone, LevelProgress, Listener, Step
+from servetune.core.events import LevelDone, LevelProgress, Listener, Note, Step
 from servetune.core.failure import Evidence, Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, Node, ServerProcess
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.tuner.gate import Gate, random_weights
+from servetune.tuner.load_place import LoadPlace
 from servetune.tuner.probe import Probe
 from servetune.tuner.stopping import StopRequest
 from servetune.tuner.watch import Watch
@@ -86,6 +87,7 @@ class TrialRunner:
         simulated: bool = False,
     ) -> None:
         self._spec, self._node, self._engine, self.generator = spec, node, engine, generator
+        self._place = LoadPlace(spec.load_generator, generator, lambda text: listener.on(Note(text=text, warning=True)))
         self._probe, self._listener, self._stop, self._headers = probe, listener, stop, headers
         self._simulated = simulated
 
@@ -202,13 +204,13 @@ class TrialRunner:
             limit_s=self._spec.timeouts.level_s,
             effort=job.effort.get(concurrency, 1.0),
         )
-        with watch.process.endpoint() as url:
+        with self._place.beside(watch.process) as (url, generator):
 
             def hold(part: Level) -> Measurement | None:
                 go_on = partial(self._go_on, watch)
-                return self.generator.run(url, part, self._node.clock, go_on, self._headers)
+                return generator.run(url, part, self._node.clock, go_on, self._headers)
 
-            measurement = in_windows(hold, level) if getattr(self.generator, "windows", False) else hold(level)
+            measurement = in_windows(hold, level) if getattr(generator, "windows", False) else hold(level)
         if not watch.look() or measurement is None:
             return self._diagnose_load(watch)
         result.measurements.append(measurement)

@@ -1,0 +1,104 @@
+"""A program on the node that is talked with line by line: the load generator beside its server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import paramiko
+
+from servetune.core.errors import ConnectionLostError, ProgramEndedError
+from servetune.nodes._marks import LOAD, Mark
+from servetune.nodes._ssh_link import Link
+
+READY_S = 60.0  # to import numpy and pydantic from a cold disk
+_RECV_BYTES = 1 << 16
+_STDERR_BYTES = 4000
+_STATUS_S = 3.0  # the exit status comes after the end of the output
+
+
+class FarProgram:
+    """Implements `core.node.Conversation`."""
+
+    def __init__(self, link: Link, mark: Mark, argv: list[str], activate: str) -> None:
+        self._link = link
+        self._held = b""
+        self._lines: list[str] = []
+        marks = " ".join(f"{k}={shlex.quote(v)}" for k, v in replace(mark, role=LOAD).environment().items())
+        inner = f"{activate or ':'}\nexec {shlex.join(argv)}"
+        self._channel = link.channel()
+        try:
+            self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(inner)}")
+            self._await_ready()
+        except BaseException:
+            self._channel.close()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can still be talked with."""
+        return not self._channel.closed and not self._channel.exit_status_ready() and self._link.lives
+
+    def send(self, line: str) -> None:
+        """Say one line. Raises ConnectionLostError."""
+        try:
+            self._channel.settimeout(READY_S)
+            self._channel.sendall(line.encode() + b"\n")
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost() from error
+
+    def receive(self, timeout_s: float) -> list[str]:
+        """Every line that has come, waiting `timeout_s` for the first; empty: none yet.
+
+        Raises ConnectionLostError, ProgramEndedError when the program has ended by itself.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self._lines and (left_s := deadline_s - time.monotonic()) > 0:
+            self._channel.settimeout(left_s)
+            self._read()
+        while self._channel.recv_ready():
+            self._read()
+        taken, self._lines = self._lines, []
+        return taken
+
+    def close(self) -> None:
+        """End it: it leaves at the end of its input. Never raises."""
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            chunk = self._channel.recv(_RECV_BYTES)
+        except TimeoutError:
+            if not self._link.lives:
+                raise self._lost() from None
+            return
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost() from error
+        if not chunk:
+            raise self._lost()
+        *lines, self._held = (self._held + chunk).split(b"\n")
+        self._lines += [line.decode("utf-8", "replace") for line in lines]
+
+    def _lost(self) -> Exception:
+        if self._link.lives and self._channel.status_event.wait(_STATUS_S) and self._channel.exit_status >= 0:
+            said = b""
+            while self._channel.recv_stderr_ready() and len(said) < _STDERR_BYTES:
+                said += self._channel.recv_stderr(_RECV_BYTES)
+            last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+            return ProgramEndedError(f"it ended with status {self._channel.exit_status}: {last[0]}")
+        return ConnectionLostError(f"the connection to {self._link.target.host} broke")
+
+    def _await_ready(self) -> None:
+        """Passes over what a login shell prints."""
+        deadline_s = time.monotonic() + READY_S
+        while time.monotonic() < deadline_s:
+            for line in self.receive(1.0):
+                if line.startswith("{") and "ready" in json.loads(line):
+                    return
+        raise ProgramEndedError(f"it was not ready within {READY_S:g} s")
+
+
+Start = Callable[[], FarProgram]
