@@ -293,7 +293,12 @@ class NodeContract:
             tuner.kill()
         assert len(bench.node.reclaim(bench.study)) == 1
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    # inherited by each kind of node on purpose
+    @settings(
+        max_examples=20,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
     @given(
         words=st.lists(
             st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30), max_size=6

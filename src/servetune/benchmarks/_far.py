@@ -8,6 +8,7 @@ must not leave a load behind.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -21,7 +22,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from servetune import plugins
 from servetune.core.benchmark import Level, Progress
 from servetune.core.clock import WallClock
 from servetune.core.errors import ServetuneError
@@ -76,7 +76,7 @@ def serve(request: Mapping[str, Any], ears: Ears) -> Any:
         return not ears.stop and not ears.gone
 
     with tempfile.TemporaryDirectory(prefix="servetune-") as folder:
-        module = plugins.load("benchmarks", request["name"])
+        module = importlib.import_module(f"servetune.benchmarks.{request['name']}")  # the tuner checked the name
         settings = module.Settings.model_validate(_placed(request["settings"], request["files"], Path(folder)))
         generator = module.create(settings)
         work = {"run": generator.run, "answers": getattr(generator, "answers", None)}[request["method"]]

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from servetune.core.answers import Agreement, AnswerSet
+from servetune.core.answers import AnswerSet
 from servetune.core.benchmark import GoOn, Level, LoadGenerator, Measurement, Progress
 from servetune.core.clock import Clock
 from servetune.core.errors import ConnectionLostError, ProgramEndedError, SpecError
-from servetune.core.node import Conversation, LoadHost, ServerProcess
+from servetune.core.node import LoadHost, ServerProcess
 from servetune.core.study import NamedChoice
 
 #: A level is begun anew at most so often when the connection breaks in the middle of it.
@@ -79,10 +79,10 @@ class Tunnelled:
 
 
 class FarGenerator:
-    """A load generator that runs on the node. Implements `LoadGenerator` and `AnswerChecker`."""
+    """A load generator that runs on the node. Implements `LoadGenerator`, and of `AnswerChecker` the asking."""
 
     def __init__(self, choice: NamedChoice, near: LoadGenerator, host: LoadHost) -> None:
-        self._choice, self._near, self._host = choice, near, host
+        self._choice, self._host = choice, host
         self.windows = getattr(near, "windows", False)
 
     def run(
@@ -98,11 +98,6 @@ class FarGenerator:
         """Answers idle and under load; see `core.answers.AnswerChecker`."""
         done = self._asked("answers", base_url, level, clock, go_on, headers)
         return None if done is None else AnswerSet.model_validate(done)
-
-    def agreement(self, reference: Any, candidate: AnswerSet) -> Agreement:
-        """Compared here."""
-        compared: Agreement = self._near.agreement(reference, candidate)  # type: ignore[attr-defined]
-        return compared
 
     def _asked(
         self, method: str, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
@@ -174,6 +169,3 @@ def _nothing_yet(level: Level) -> Progress:
         output_tokens_per_s=0.0,
         elapsed_s=0.0,
     )
-
-
-__all__ = ["Conversation", "FarGenerator", "LoadPlace", "Tunnelled"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from servetune.core.answers import AnswerChecker
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
 from servetune.core.engine import Engine
 from servetune.core.events import LevelDone, LevelProgress, Listener, Note, Step
@@ -153,10 +154,11 @@ class TrialRunner:
     def _answer(self, gate: Gate, watch: Watch, result: RunResult, rounds: int) -> Failure | None:
         self._listener.on(Step(name="answering", trial=watch.trial))
         level, sets = gate.level(result.measurements), []
-        with watch.process.endpoint() as url:
+        with self._place.beside(watch.process) as (url, generator):
+            checker = cast(AnswerChecker, generator)  # the gate's own, or the same beside the server
             for _ in range(rounds):
                 go_on = partial(self._go_on, watch)
-                answers = gate.checker.answers(url, level, self._node.clock, go_on, self._headers)
+                answers = checker.answers(url, level, self._node.clock, go_on, self._headers)
                 if not watch.look() or answers is None:
                     return self._diagnose_load(watch)
                 sets.append(answers)
