@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
 
-from servetune.storage import StudyStore
+if TYPE_CHECKING:  # both take longer to import than a quick command takes to run
+    from rich.console import Console
+
+    from servetune.storage import StudyStore
 
 DEFAULT_STORAGE = "sqlite:///studies/studies.db"
 
@@ -35,10 +37,14 @@ def json_option(command: Command) -> Command:
 
 def open_store(url: str) -> StudyStore:
     """An existing database. Raises UsageError when there is none."""
+    from servetune.storage import StudyStore
+
     return StudyStore.open(url, create=False)
 
 
 def console() -> Console:
     """Standard output; no control codes into a pipe, no colours under NO_COLOR."""
+    from rich.console import Console
+
     piped = not sys.stdout.isatty()
     return Console(width=160 if piped else None, highlight=False, no_color=True if piped else None)

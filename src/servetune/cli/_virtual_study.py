@@ -52,7 +52,7 @@ def virtual_spec(
         study=f"simulate-{scenario.name}"[:100],
         engine=EngineChoice(model=scenario.model.path, version=scenario.engine_version),
         node=NodeChoice(name="virtual", settings={"scenario": place, "seed": seed}),
-        space=simulated_space(),
+        space=simulated_space().model_copy(update={"fixed": _fixed(scenario)}),
         baseline={flag: value for flag, value in scenario.flags.items() if value is True},
         workload=Workload(
             input_tokens=scenario.input_tokens, output_tokens=scenario.output_tokens, concurrency=scenario.levels
@@ -63,6 +63,11 @@ def virtual_spec(
         seed=seed,
         **{key: value for key, value in optional.items() if value is not None},
     )
+
+
+def _fixed(scenario: Scenario) -> dict[str, Value]:
+    """Where the engine's rules hold, the command must be one that uses the whole node."""
+    return {"tp-size": scenario.node.gpu_count} if scenario.engine_rules else {}
 
 
 class Recorded:

@@ -9,11 +9,12 @@ import click
 from servetune.cli._options import console
 from servetune.cli._seeding import with_hints_of
 from servetune.cli._sitting import say_result, sit
+from servetune.cli._validation import fitted
 from servetune.core.errors import UsageError
 from servetune.core.study import StudyRunState
 from servetune.settings import load_study
 from servetune.storage import StudyStore
-from servetune.tuner.session import open_node
+from servetune.tuner.opening import known_facts, open_engine, open_node
 
 EXAMPLE = """
 \b
@@ -49,6 +50,7 @@ def command(file: Path, new_name: str | None, storage: str | None, seed_from: st
                 f"or start another with `servetune start {file} --new-name NAME`"
             )
         else:
-            open_node(spec)  # what is wrong with its settings, or a scenario's file, is said before anything is written
+            # what is wrong with a setting, a scenario's file or a flag is said before anything is written
+            fitted(spec, open_engine(spec), known_facts(spec, open_node(spec)))
             store.create_study(spec, file.read_text(encoding="utf-8"))
         sit(spec, store)

@@ -2,108 +2,78 @@
 
 from __future__ import annotations
 
-import json
-import random
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 
-from servetune.cli._options import console, json_option
-from servetune.core.node import NodeFacts
-from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
-from servetune.core.study import StudySpec
-from servetune.settings import load_study
-from servetune.tuner.session import open_engine, open_node
+from servetune.cli._options import json_option
+from servetune.core.errors import UsageError
 
 EXAMPLE = """
 \b
 Example:
   servetune validate studies/quickstart.yaml
+  servetune validate studies/quickstart.yaml -- --tp-size 8 --moe-a2a-backend flashinfer
+  servetune validate --node-facts node.yaml --model-config config.json --batch commands.jsonl --json
 """
 
-SAMPLE = 1000
+_SEPARATOR = "servetune.arguments"
 
 
-@click.command(epilog=EXAMPLE)
-@click.argument("file", type=click.Path(path_type=Path))
+class _WithArguments(click.Command):
+    """A command line whose words after `--` are kept apart: they are another program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_SEPARATOR] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=_WithArguments, epilog=EXAMPLE, options_metavar="[OPTIONS]")
+@click.argument("study", required=False, metavar="[STUDY] [-- ARGUMENTS…]", type=_FILE)
+@click.option("--batch", metavar="FILE|-", help="Judge many: a JSON list of arguments on each line.")
+@click.option("--node-facts", type=_FILE, metavar="FILE", help="Stands in for the node (YAML or JSON).")
+@click.option("--model-config", type=_FILE, metavar="FILE", help="Stands in for the model: its config.json.")
+@click.option("--engine-version", metavar="VERSION", help="Stands in for the installed version, such as 0.5.9.")
+@click.option(
+    "--sample", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Of a study's space."
+)
 @json_option
-def command(file: Path, as_json: bool) -> None:
-    """Read and check the study FILE and its search space; say what a study would do. Nothing is started."""
-    spec = load_study(file)
-    facts = open_node(spec).facts()
-    summary = survey(spec, facts)
-    if as_json:
-        click.echo(json.dumps(summary, indent=2))
+@click.pass_context
+def command(
+    ctx: click.Context,
+    study: Path | None,
+    batch: str | None,
+    node_facts: Path | None,
+    model_config: Path | None,
+    engine_version: str | None,
+    sample: int,
+    as_json: bool,
+) -> None:
+    """Say in milliseconds what cannot work, and why. Nothing is started.
+
+    STUDY alone: check the file, and count over a sample of its space what each layer of checks refuses. ARGUMENTS after
+    `--`, or those on each line of a --batch file: judge commands as they are written, with what the engine makes of
+    them. STUDY may be left out there when node facts and a model's config are given.
+    """
+    arguments: list[str] | None = ctx.meta.get(_SEPARATOR)
+    if arguments is not None and batch is not None:
+        raise UsageError("give arguments after --, or --batch FILE, not both")
+    stand_ins = {"node_facts": node_facts, "model_config": model_config, "engine_version": engine_version}
+    if arguments is None and batch is None:
+        if study is None:
+            raise UsageError("name a STUDY file, or give arguments after --, or --batch FILE")
+        from servetune.cli._validate_study import validate_study
+
+        validate_study(study, sample, as_json, **stand_ins)
         return
-    shown = console()
-    shown.print(f"{file}: valid", markup=False, soft_wrap=True)
-    for line in describe(spec, facts, summary):
-        shown.print(line, markup=False, soft_wrap=True)
+    from servetune.cli._validate_commands import validate_batch, validate_command
 
-
-def survey(spec: StudySpec, facts: NodeFacts) -> dict[str, Any]:
-    """How many of a sample of the space each rule rejects, and what the installed version made of the space."""
-    engine = open_engine(spec)
-    space, notes = engine.resolve_space(spec.space, facts)
-    rng, rejected, effective = random.Random(spec.seed), Counter[str](), set[str]()  # noqa: S311 - a sample, no secret
-    refused = 0
-    for _ in range(SAMPLE):
-        assignment = space.expand(draw(space, rng))
-        violations = engine.check(assignment, facts)
-        refused += bool(violations)
-        rejected.update({f"{v.layer} {v.rule}: {v.message}" for v in violations})
-        if not violations:
-            effective.add(json.dumps(dict(engine.effective(assignment, facts)), sort_keys=True))
-    return {
-        "study": spec.study,
-        "parameters": len(space.parameters),
-        "sampled": SAMPLE,
-        "refused": refused,
-        "distinct": len(effective),
-        "rejected": dict(rejected.most_common()),
-        "notes": list(notes),
-        "engine_version": facts.engine_version,
-        "simulated": facts.simulated,
-    }
-
-
-def describe(spec: StudySpec, facts: NodeFacts, summary: dict[str, Any]) -> list[str]:
-    """What a study would do, in sentences."""
-    budget = spec.budget
-    hours = f", {budget.node_hours:g} node-hours" if budget.node_hours else ""
-    patience = f", {budget.patience} trials without a better one" if budget.patience else ""
-    levels = ", ".join(map(str, spec.workload.concurrency))
-    confirm = spec.confirm
-    version = facts.engine_version or "(version unknown)"
-    lines = [
-        f"study {spec.study}: {spec.engine.name} {version} serving {spec.engine.model}",
-        f"node {facts.node}{' (simulated)' if facts.simulated else ''}: {facts.gpu_count} GPUs",
-        f"measures {spec.objective.maximize} at concurrency {levels}, "
-        f"{spec.workload.input_tokens} tokens in, {spec.workload.output_tokens} out",
-        f"searches {summary['parameters']} parameters with {spec.sampler.name}, seed {spec.seed}; the baseline first",
-        f"ends after {budget.trials} launched trials{hours}{patience}, whichever is first; "
-        f"then {confirm.launches} more launches each of the best {confirm.top} and the baseline",
-        f"of {summary['sampled']} sampled configurations {summary['refused']} are refused before any launch; "
-        f"the others are {summary['distinct']} distinct ones",
-    ]
-    lines += [f"  {count} × {reason}" for reason, count in summary["rejected"].items()]
-    return lines + [f"note: {note}" for note in summary["notes"]]
-
-
-def draw(space: SearchSpace, rng: random.Random) -> dict[str, Choice]:
-    """One uniform point of the space."""
-    point: dict[str, Choice] = {}
-    for parameter in space.parameters:
-        if space.active(parameter, point):
-            match parameter.domain:
-                case CategoricalDomain(choices=choices):
-                    point[parameter.name] = rng.choice(choices)
-                case BundleDomain(options=options):
-                    point[parameter.name] = rng.choice(list(options))
-                case IntDomain() as d:
-                    point[parameter.name] = rng.randrange(d.low, d.high + 1, d.step)
-                case FloatDomain() as d:
-                    point[parameter.name] = round(rng.uniform(d.low, d.high), 3)
-    return point
+    if arguments is not None:
+        validate_command(study, arguments, as_json, **stand_ins)
+    else:
+        validate_batch(study, str(batch), as_json, **stand_ins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from servetune.core.failure import Failure, Phase
 from servetune.core.node import EnvRef, Exit, LaunchSpec, NodeFacts
@@ -99,6 +99,19 @@ class Engine(Protocol):
 
     def log_reader(self, assignment: Assignment) -> LogReader:
         """A fresh reader for the log of a server started with `assignment`."""
+        ...
+
+
+@runtime_checkable
+class LearnsFromLogs(Protocol):
+    """An engine that knows more about numbers of an assignment after every launch on this node."""
+
+    def learn(self, assignment: Assignment, log_facts: Mapping[str, Any]) -> None:
+        """Take what one launch's log showed (`LogReader.facts`), also of launches of an earlier sitting."""
+        ...
+
+    def bounds(self, assignment: Assignment, facts: NodeFacts) -> Mapping[str, tuple[float, float]]:
+        """Flag → (lowest, highest) number that can work beside the other flags. Empty: nothing is known."""
         ...
 
 

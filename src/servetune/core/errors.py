@@ -2,6 +2,7 @@
 
 ServetuneError
 ├── SpecError             the study, space or scenario file is wrong: fix the file            exit status 2
+│   ├── FlagsError        flags that the engine's version does not take                       exit status 2
 │   └── UsageError        the command line asks for something that cannot be: change it       exit status 2
 ├── NodeError
 │   ├── NodeUnreachableError   wait and try again                                            exit status 1
@@ -18,6 +19,8 @@ They are sorted by the reaction they want. Every message says what is wrong, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ServetuneError(Exception):
     """Root of everything that servetune raises on purpose. `exit_status` is the process's exit status."""
@@ -33,6 +36,14 @@ class SpecError(ServetuneError):
 
 class UsageError(SpecError):
     """A command asks for something that does not exist or is not allowed now."""
+
+
+class FlagsError(SpecError):
+    """Flags of a study that the engine's version does not take. `problems`: (flag or parameter, sentence)."""
+
+    def __init__(self, head: str, problems: Sequence[tuple[str, str]]) -> None:
+        self.head, self.problems = head, tuple(problems)
+        super().__init__("\n".join([head, *(f"  {text}" for _, text in problems)]))
 
 
 class NodeError(ServetuneError):

@@ -156,6 +156,8 @@ class Guided(Protocol):
 
 
 SamplerFactory = Callable[[int], BaseSampler]
+Bounds = Callable[[Point], Mapping[str, tuple[float, float]]]
+"""A point, perhaps not whole yet → parameter → (lowest, highest) number that can work."""
 
 
 class Reseeded(BaseSampler):
@@ -165,9 +167,11 @@ class Reseeded(BaseSampler):
     suggestion is seeded by the parameter's name as well, so it does not depend on what was suggested before the kill.
     """
 
-    def __init__(self, factory: SamplerFactory, seed: int) -> None:
+    def __init__(self, factory: SamplerFactory, seed: int, bounds: Bounds | None = None) -> None:
+        """`bounds`: which numbers can work beside the other parameters; proposals are moved in between."""
         self._factory = factory
         self._seed = seed
+        self._bounds = bounds
         self._relative: tuple[int, BaseSampler] | None = None
 
     def _inner(self, trial: FrozenTrial, word: str = "") -> BaseSampler:
@@ -187,17 +191,47 @@ class Reseeded(BaseSampler):
         if self._relative is None or self._relative[0] != trial.number:
             self.infer_relative_search_space(study, trial)
         assert self._relative is not None
-        return self._relative[1].sample_relative(study, trial, search_space)
+        proposed = self._relative[1].sample_relative(study, trial, search_space)
+        return {**proposed, **self._moved({**trial.params, **proposed}, {n: search_space[n] for n in proposed})}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """As the inner sampler, seeded by the parameter's name as well."""
-        return self._inner(trial, param_name).sample_independent(study, trial, param_name, param_distribution)
+        inner = self._inner(trial, param_name)
+        value = inner.sample_independent(study, trial, param_name, param_distribution)
+        return self._moved({**trial.params, param_name: value}, {param_name: param_distribution}).get(param_name, value)
+
+    def _moved(self, point: Point, distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
+        """The numbers that lie outside what can work, moved to where they lie in their own range, but in between."""
+        numeric = {n: d for n, d in distributions.items() if isinstance(d, FloatDistribution | IntDistribution)}
+        if self._bounds is None or not numeric:
+            return {}
+        bounds = self._bounds(point)
+        inside = {n: _inside(point[n], numeric[n], *bounds[n]) for n in numeric if n in bounds}
+        return {name: value for name, value in inside.items() if value is not None}
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
         """As the inner sampler: Optuna's own samplers store what they need for later asks here."""
         self._inner(trial).after_trial(study, trial, state, values)
+
+
+def _inside(value: Any, domain: FloatDistribution | IntDistribution, low: float, high: float) -> float | None:
+    """`value` of a domain moved into [low, high], on the domain's grid; None when it is inside or nothing is."""
+    low, high = max(low, domain.low), min(high, domain.high)
+    if low <= value <= high or low > high:
+        return None
+    share = (float(value) - domain.low) / (domain.high - domain.low)
+    wanted: float = low + share * (high - low)
+    if not domain.step:
+        return wanted
+    first = math.ceil((low - domain.low) / domain.step - 1e-9)
+    last = math.floor((high - domain.low) / domain.step + 1e-9)
+    if first > last:
+        return None
+    steps = min(last, max(first, round((wanted - domain.low) / domain.step)))
+    moved: float = domain.low + steps * domain.step
+    return moved if isinstance(domain, IntDistribution) else round(moved, 12)
 
 
 def quiet_optuna() -> None:

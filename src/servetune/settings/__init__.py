@@ -12,13 +12,25 @@ from pathlib import Path
 from servetune.core.space import Choice, SearchSpace
 from servetune.core.study import StudySpec
 from servetune.settings._document import node_of, overlaid, read_document
+from servetune.settings._facts import check_version, load_commands, load_model_config, load_node_facts, read_commands
+from servetune.settings._places import placed
 from servetune.settings._problems import Problems
 from servetune.settings._space import Reading
 from servetune.settings._spaces import read_space
 from servetune.settings._study import plain_overrides, study_of
 from servetune.settings._values import is_secret_name
 
-__all__ = ["is_secret_name", "load_space", "load_study"]
+__all__ = [
+    "check_version",
+    "is_secret_name",
+    "load_commands",
+    "load_model_config",
+    "load_node_facts",
+    "load_space",
+    "load_study",
+    "placed",
+    "read_commands",
+]
 
 _NOTHING: Mapping[str, object] = {}
 

@@ -114,7 +114,7 @@ for _name, _pattern, _first in (
 
 def read_document(path: Path) -> Node:
     """The file's one YAML document. Raises SpecError, with file, line and column, for whatever is wrong with it."""
-    return parse_document(_text(path), str(path))
+    return parse_document(read_text(path), str(path))
 
 
 def parse_document(text: str, name: str) -> Node:
@@ -154,7 +154,8 @@ def overlaid(base: Node, over: Node) -> Node:
     return Node(merged, base.place, base.path, key_place=base.key_place)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
+    """The text of a UTF-8 file. Raises SpecError when it cannot be read, is too large or not UTF-8."""
     try:
         if not path.exists():
             raise SpecError(f"{path}: there is no such file")
@@ -163,8 +164,8 @@ def _text(path: Path) -> str:
         raw = path.read_bytes()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) > MAX_BYTES:
-        raise SpecError(f"{path}: {len(raw):,} bytes are too many for a study or space file; at most {MAX_BYTES:,}")
+    if len(raw) > most_bytes:
+        raise SpecError(f"{path}: {len(raw):,} bytes are too many for such a file; at most {most_bytes:,} are read")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -50,7 +50,7 @@ def _short_form(node: Node) -> Node:
 
 
 def _from_file(node: Node, name: str, base_dir: Path, reading: Reading, depth: int) -> SearchSpace:
-    path = _find(name, base_dir)
+    path = find_space(name, base_dir)
     if path is None:
         known = sorted({file.stem for folder in folders(base_dir)[1:] for file in folder.glob("*.yaml")})
         text = f"there is no search space {name!r}; allowed: {one_of(known)}, or a path{did_you_mean(name, known)}"
@@ -65,7 +65,8 @@ def _from_file(node: Node, name: str, base_dir: Path, reading: Reading, depth: i
     return read_space(root, path.parent, reading, path.stem, depth + 1)
 
 
-def _find(name: str, base_dir: Path) -> Path | None:
+def find_space(name: str, base_dir: Path) -> Path | None:
+    """The file of a named space; None when there is none."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         places = [base_dir / Path(name).expanduser(), Path(name).expanduser()]
     else:

@@ -18,6 +18,7 @@ from servetune.core.errors import SpecError
 from servetune.core.node import NodeFacts
 from servetune.core.space import Frozen, Value
 from servetune.simulation._yaml_places import PlacedYaml
+from servetune.simulation.model_configs import model_config, names
 from servetune.simulation.sheets import (
     Curve,
     Effect,
@@ -73,6 +74,13 @@ class Scenario(Frozen):
                 raise ValueError(f"needs a number for {flag!r}, the model reads it")
         return flags
 
+    @field_validator("model")
+    @classmethod
+    def _has_a_config(cls, sheet: ModelSheet) -> ModelSheet:
+        if isinstance(sheet.config, str) and sheet.config not in names():
+            raise ValueError(f"config {sheet.config!r} does not come with servetune; allowed: {', '.join(names())}")
+        return sheet
+
     @property
     def levels(self) -> tuple[int, ...]:
         """Concurrency levels, ascending: the keys of `throughput`."""
@@ -111,6 +119,7 @@ def facts(scenario: Scenario) -> NodeFacts:
         engine_name="sglang",
         engine_version=scenario.engine_version,
         engine_rules=scenario.engine_rules,
+        config_json=model_config(scenario.model) if scenario.engine_rules else {},
         flag_defaults={flag: value for flag, value in scenario.flags.items() if not isinstance(value, bool)},
     )
 

@@ -49,6 +49,7 @@ class ModelSheet(Frozen):
     path: str
     architecture: str
     quantization: str | None = None
+    config: str | Mapping[str, Any] | None = None  # a shipped config.json by name, or one written out
 
 
 class Extra(Frozen):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from servetune.core.benchmark import Measurement
-from servetune.core.engine import Engine
+from servetune.core.engine import Engine, LearnsFromLogs
 from servetune.core.events import Listener, Note, RunEnded, TrialStarted
 from servetune.core.failure import Failure, Verdict
 from servetune.core.node import Node, NodeFacts
@@ -61,6 +62,7 @@ class Launches:
         self._spec, self._store, self._node, self._engine = spec, store, node, engine
         self._runner, self._facts, self._study_dir, self._listener = runner, facts, study_dir, listener
         self.guided = False  # whether the sampler learns from crashes itself
+        self._remember()
 
     def search(self, number: int, assignment: Assignment, on_level: OnLevel) -> RunResult:
         """Launch a trial, and again while its failure is transient and tries are left."""
@@ -136,6 +138,7 @@ class Launches:
         effort = self._effort() if purpose is RunPurpose.SEARCH else {}
         log_dir, gate = str(self.log_dir(number, attempt)), self._gate(number, attempt, purpose, assignment)
         result = self._runner.run(Job(number, launch, assignment, log_dir, recorder, on_level, effort, gate))
+        self._engine_learns(assignment, result.log_facts)
         self._store.finish_run(
             study,
             number,
@@ -154,6 +157,20 @@ class Launches:
         if checker is None:
             return None
         return Gate(self._spec, self._store, checker, number, attempt, purpose, random_weights(assignment))
+
+    def _remember(self) -> None:
+        """Tell the engine of the launches of earlier sittings, in the order in which they happened."""
+        records = self._store.trials(self._spec.study)
+        runs = sorted(
+            ((run.started_at, record.assignment, run.log_facts) for record in records for run in record.runs),
+            key=lambda told: told[0],
+        )
+        for _, assignment, log_facts in runs:
+            self._engine_learns(assignment, log_facts)
+
+    def _engine_learns(self, assignment: Assignment, log_facts: Mapping[str, Any]) -> None:
+        if isinstance(self._engine, LearnsFromLogs):
+            self._engine.learn(assignment, log_facts)
 
     def _effort(self) -> Mapping[int, float]:
         """By the baseline's runs, which are those of the first trial."""

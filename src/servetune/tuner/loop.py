@@ -12,7 +12,7 @@ from optuna.trial import TrialState as OptunaState
 
 from servetune import plugins
 from servetune.core.benchmark import Measurement
-from servetune.core.engine import Engine
+from servetune.core.engine import Engine, LearnsFromLogs
 from servetune.core.errors import NodeUnusableError
 from servetune.core.events import ConfirmationStarted, Listener, Note, Step, TrialEnded
 from servetune.core.failure import Failure, Verdict
@@ -117,6 +117,7 @@ class Tuner:
             self._finish(trial.number, assignment, free, None)
             return False
         result = self._launches.search(trial.number, assignment, self._reporter(trial))
+        self._keys.clear()  # the engine has learned from the log
         outcome = outcome_of(self._spec, result.failure, result.measurements, result.pruned)
         self._finish(trial.number, assignment, outcome, result.failure)
         self._heed(outcome, result.failure)
@@ -225,7 +226,7 @@ class Tuner:
         return optuna.load_study(
             study_name=self._spec.study,
             storage=self._store.optuna_storage,
-            sampler=sampling.Reseeded(self._new_sampler, self._spec.seed),
+            sampler=sampling.Reseeded(self._new_sampler, self._spec.seed, self._within),
             pruner=pruner.create(pruner.Settings.model_validate(dict(self._spec.pruner.settings))),
         )
 
@@ -236,6 +237,12 @@ class Tuner:
         if isinstance(made, sampling.Guided):
             made.heed(self)
         return made
+
+    def _within(self, point: Mapping[str, Choice]) -> Mapping[str, tuple[float, float]]:
+        """Bounds of numbers that the engine knows for a point, or for the part of it that is suggested so far."""
+        if not isinstance(self._engine, LearnsFromLogs):
+            return {}
+        return self._engine.bounds(self._space.expand(point), self._facts)
 
     def expects(self, gain_per_node_hour: float) -> None:
         """Of the proposal that is being made, by a guided sampler."""

@@ -6,17 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from servetune import plugins
-from servetune.core.engine import Engine
 from servetune.core.errors import NodeBusyError, ServetuneError, SpecError, StudyBusyError
 from servetune.core.events import Event, Listener, Note, Step, StudyOpened
-from servetune.core.node import EnvRef, Node, NodeFacts
+from servetune.core.node import EnvRef, Node
 from servetune.core.study import StudyRunState, StudySpec
 from servetune.storage import Lease, MemoryLease, Store
 from servetune.tuner.launches import Launches
 from servetune.tuner.loop import MakeSampler, Tuner
+from servetune.tuner.opening import known_facts, open_engine, open_node, plugin
 from servetune.tuner.probe import Probe, probe_http
 from servetune.tuner.stopping import Interrupted, StopRequest
 from servetune.tuner.trial_runner import TrialRunner
@@ -39,33 +37,6 @@ class _Guarded:
             for lease in self._leases:
                 lease.check()
         self._listener.on(event)
-
-
-def plugin(folder: str, name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The module of a choice and its checked settings."""
-    module = plugins.load(folder, name)
-    return module, module.Settings.model_validate(dict(settings))
-
-
-def open_node(spec: StudySpec) -> Node:
-    """The study's node; relative paths in its settings resolve against the study file's folder."""
-    module, settings = plugin("nodes", spec.node.name, _node_settings(spec))
-    base_dir = Path(spec.source_file).parent if spec.source_file else Path.cwd()
-    node: Node = module.create(settings, base_dir)
-    return node
-
-
-def _node_settings(spec: StudySpec) -> Mapping[str, Any]:
-    """A node that asks the engine's interpreter for versions is told which one that is, unless the study says so."""
-    fields = plugins.load("nodes", spec.node.name).Settings.model_fields
-    asked = {"engine_python": spec.engine.python} if "engine_python" in fields else {}
-    return {**asked, **spec.node.settings}
-
-
-def open_engine(spec: StudySpec) -> Engine:
-    """The study's engine, bound to its `engine:` mapping and secret flags."""
-    engine: Engine = plugins.load("engines", spec.engine.name).create(spec.engine, spec.secret_flags)
-    return engine
 
 
 def study_dir(spec: StudySpec) -> Path:
@@ -145,7 +116,7 @@ def _tuner(
     """Put the parts together; what an earlier sitting left on the node is ended first."""
     for sentence in node.reclaim(spec.study):
         listener.on(Note(text=sentence, warning=True))
-    facts = _facts(spec, node)
+    facts = known_facts(spec, node)
     engine = open_engine(spec)
     module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)
     headers = request_headers(spec, os.environ)
@@ -154,11 +125,3 @@ def _tuner(
     spent_s = sum(store.ledger(spec.study).values())
     listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))
     return Tuner(spec, store, engine, facts, launches, listener, make_sampler)
-
-
-def _facts(spec: StudySpec, node: Node) -> NodeFacts:
-    """Facts of the node; the study file may name the engine's version where it cannot be asked."""
-    facts = node.facts()
-    if spec.engine.version is not None:
-        return facts.model_copy(update={"engine_name": spec.engine.name, "engine_version": spec.engine.version})
-    return facts

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from servetune.core.engine import EngineChoice, LogReader, Violation
+from servetune.core.errors import SpecError
+from servetune.core.judgement import Judgement
 from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
 from servetune.core.space import Assignment, Frozen, SearchSpace, Value, same_value
 from servetune.engines.sglang import rules
+from servetune.engines.sglang._judging import judged
+from servetune.engines.sglang._memory_layouts import layouts
+from servetune.engines.sglang._model_files import model_config
 from servetune.engines.sglang._resolve import resolved
 from servetune.engines.sglang.capabilities import (
     RESERVED,
@@ -23,8 +27,10 @@ from servetune.engines.sglang.capabilities import (
 )
 from servetune.engines.sglang.flags import launch_spec
 from servetune.engines.sglang.logs import SglangLogReader
+from servetune.engines.sglang.memory import Calibration, MemoryForecast, calibrate, forecast, memory_violations
+from servetune.engines.sglang.model_config import model_facts
 
-_MAX_CONFIG_BYTES = 1 << 22
+FRACTION = "mem-fraction-static"
 
 
 class Settings(Frozen):
@@ -33,7 +39,7 @@ class Settings(Frozen):
 
 def create(choice: EngineChoice, secret_flags: Mapping[str, EnvRef]) -> SglangEngine:
     """SGLang for one study. The model's config.json is read where the model lies on this machine."""
-    return SglangEngine(choice, secret_flags, _model_config(Path(choice.model).expanduser()))
+    return SglangEngine(choice, secret_flags, model_config(choice.model))
 
 
 class SglangEngine:
@@ -49,6 +55,7 @@ class SglangEngine:
         self._secrets = dict(secret_flags)
         self._model_config = model_config
         self._known: dict[tuple[str, bool], Capabilities] = {}
+        self._calibration = Calibration()
 
     def capabilities(self, facts: NodeFacts) -> Capabilities | None:
         """Of the version that the study or the node names; None when neither does.
@@ -87,8 +94,54 @@ class SglangEngine:
         flags, _ = translate(assignment, capabilities)
         found = self._accepted(flags, facts, capabilities)
         if facts.engine_rules and not found:
-            found += rules.violations(flags, facts, capabilities.version, self._config(facts))
+            told = self._with_environment(flags)
+            found += rules.violations(told, facts, capabilities.version, self._config(facts))
+            if not found:
+                found += memory_violations(self._forecast(told, facts, capabilities), flags, named_only=False)
         return found
+
+    def check_model_config(self, config: Mapping[str, Any]) -> None:
+        """Raises SpecError naming what in a model's config.json is not understood."""
+        model_facts(config)
+
+    def judge(self, argv: Sequence[str], facts: NodeFacts) -> Judgement:
+        """See `core.judgement.JudgesCommands`."""
+        capabilities = self.capabilities(facts)
+        if capabilities is None:
+            raise SpecError("SGLang's version is not known: name it with --engine-version, or in the node facts")
+        env = {name: value for name, value in self._choice.env.items() if isinstance(value, str)}
+        return judged(argv, env, facts, capabilities, self._config(facts), self._calibration)
+
+    def memory(self, assignment: Assignment, facts: NodeFacts) -> MemoryForecast | None:
+        """Memory of one GPU under an assignment; None where GPU, model or version are not known, or no rule holds."""
+        capabilities = self.capabilities(facts)
+        if capabilities is None or not facts.engine_rules:
+            return None
+        return self._forecast(self._with_environment(translate(assignment, capabilities)[0]), facts, capabilities)
+
+    def layouts(self, assignments: Iterable[Assignment], facts: NodeFacts) -> list[dict[str, Any]]:
+        """The interval of memory fractions of each parallel layout among `assignments`; empty where none is known."""
+        forecasts = [(assignment, self.memory(assignment, facts)) for assignment in assignments]
+        return layouts((assignment, found) for assignment, found in forecasts if found is not None)
+
+    def bounds(self, assignment: Assignment, facts: NodeFacts) -> Mapping[str, tuple[float, float]]:
+        """See `core.engine.LearnsFromLogs`: the memory fractions that can work beside the other flags."""
+        found = self.memory({flag: value for flag, value in assignment.items() if flag != FRACTION}, facts)
+        if found is None or found.fraction_needed > found.fraction_high:
+            return {}
+        return {FRACTION: (found.fraction_needed, found.fraction_high)}
+
+    def learn(self, assignment: Assignment, log_facts: Mapping[str, Any]) -> None:
+        """See `core.engine.LearnsFromLogs`: memory before and after loading, and of graphs, for a class of layouts."""
+        self._calibration = calibrate(self._calibration, assignment, log_facts)
+
+    def _forecast(self, flags: Assignment, facts: NodeFacts, capabilities: Capabilities) -> MemoryForecast | None:
+        return forecast(flags, facts, capabilities.version, self._config(facts), self._calibration)
+
+    def _with_environment(self, flags: Assignment) -> Assignment:
+        """Variables of the study's `engine.env` hold for every launch."""
+        env = {f"env.{name}": value for name, value in self._choice.env.items() if isinstance(value, str)}
+        return {**env, **flags} if env else flags
 
     def defaults(self, facts: NodeFacts) -> Assignment:
         """Defaults of valued flags that the version declares, and those that the node knows."""
@@ -105,7 +158,9 @@ class SglangEngine:
         flags, _ = translate(assignment, capabilities)
         flags = {name: value for name, value in flags.items() if not _is_idle(name, capabilities)}
         if facts.engine_rules:
-            flags = dict(rules.effective(flags, facts, capabilities.version, self._config(facts)).assignment)
+            told = self._with_environment(flags)
+            made = rules.effective(told, facts, capabilities.version, self._config(facts)).assignment
+            flags = {name: value for name, value in made.items() if name in flags or name not in told}
         defaults = self.defaults(facts)
         return {name: flags[name] for name in sorted(flags) if not _is_default(name, flags[name], defaults)}
 
@@ -145,7 +200,7 @@ class SglangEngine:
         return [violation for violation in found if facts.engine_rules or violation.rule != "unknown-choice"]
 
     def _config(self, facts: NodeFacts) -> Mapping[str, Any] | None:
-        return self._model_config or facts.config_json or None
+        return facts.config_json or self._model_config or None
 
 
 def _reserved(name: str, capabilities: Capabilities) -> Violation:
@@ -160,14 +215,3 @@ def _is_default(name: str, value: Value, defaults: Assignment) -> bool:
 
 def _is_idle(name: str, capabilities: Capabilities) -> bool:
     return name.startswith("env.") and capabilities.has_no_effect(name.removeprefix("env."))
-
-
-def _model_config(model: Path) -> Mapping[str, Any] | None:
-    path = model / "config.json"
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            return None
-        loaded = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return loaded if isinstance(loaded, dict) else None

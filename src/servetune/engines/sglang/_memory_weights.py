@@ -5,7 +5,8 @@ Sources: `models/deepseek_v2.py`, `models/qwen3_moe.py` (which layers are sharde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from servetune.engines.sglang.model_config import ModelFacts, Quantization
 
@@ -70,7 +71,26 @@ def weight_bytes(model: ModelFacts, layout: Layout, quantization: str | None) ->
     if layout.draft_layers:
         block = parts["attention"] / model.layers + _draft_experts(parts, model)
         parts["draft"] = layout.draft_layers * (block + 2 * model.hidden * model.hidden * bits.plain)
-    return {part: int(size) for part, size in parts.items()}
+    ratio = _checkpoint_ratio(model)
+    return {part: int(size if part == "rotary" else size * ratio) for part, size in parts.items()}
+
+
+@lru_cache(maxsize=32)
+def _checkpoint_ratio(model: ModelFacts) -> float:
+    """The checkpoint's real size over what its shapes come to, where the size is known: corrects every part alike."""
+    if model.checkpoint_bytes is None:
+        return 1.0
+    whole = Layout(1, 1, 1, 1, 1, replicate_shared=False, fused_shared=False, redundant_experts=0)
+    plain = replace(model, checkpoint_bytes=None)
+    # a checkpoint holds its next-token layers, and neither rotary tables nor the absorbed copies of latent attention
+    parts = weight_bytes(plain, replace(whole, draft_layers=model.nextn_layers), None)
+    shapes = sum(parts.values()) - parts.get("rotary", 0) - _absorbed_bytes(plain)
+    return min(4.0, max(0.25, model.checkpoint_bytes / shapes)) if shapes > 0 else 1.0
+
+
+def _absorbed_bytes(model: ModelFacts) -> float:
+    width = model.heads * (model.qk_nope + model.v_head_dim) if model.mla else 0
+    return float(model.layers * model.kv_lora_rank * width * model.dtype_bytes)
 
 
 class _Bits:

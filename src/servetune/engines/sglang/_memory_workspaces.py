@@ -14,6 +14,10 @@ GIB = 2**30
 #: Taken before weights on an H200: the CUDA context (one rank), and NCCL with the all-reduce buffers (two ranks).
 CONTEXT_BYTES = int(1.25 * GIB)
 COMMUNICATION_BYTES = int(0.85 * GIB)
+#: Over PCIe NCCL takes part of it only while weights are loaded: of 95.6 GiB a launch on 8 GPUs had 94.0 free before,
+#: and 21.7 and 16.3 after two models of known shapes.
+COMMUNICATION_BEFORE_OVER_PCIE_BYTES = int(0.34 * GIB)
+COMMUNICATION_LATER_OVER_PCIE_BYTES = COMMUNICATION_BYTES - COMMUNICATION_BEFORE_OVER_PCIE_BYTES
 #: Attention workspaces, sampling, cuBLAS: what an H200 launch without graphs kept beside weights, cache and tables.
 MISCELLANEOUS_BYTES = int(0.25 * GIB)
 _DEEPEP_BYTES = 2 * GIB
@@ -51,6 +55,15 @@ def _nvfp4_dispatch(state: State) -> bool:
         named = str(state.env.get("SGLANG_MOE_NVFP4_DISPATCH", "1")).lower()
         return named in ("1", "true") and state.speculative_algorithm not in ("EAGLE", "EAGLE3", "NEXTN")
     return "modelopt_fp4" in (state.quantization, state.model.quantization.method)
+
+
+def communication_bytes(state: State) -> tuple[int, int]:
+    """Taken by NCCL and all-reduce buffers (before weights are loaded, while they are)."""
+    if state.tp_size * state.pp_size <= 1:
+        return 0, 0
+    if state.gpu.nvlink is False:
+        return COMMUNICATION_BEFORE_OVER_PCIE_BYTES, COMMUNICATION_LATER_OVER_PCIE_BYTES
+    return COMMUNICATION_BYTES, 0
 
 
 def symmetric_memory_bytes(state: State) -> int:

@@ -200,7 +200,8 @@ def _static_bytes(state: State) -> tuple[dict[str, int], int]:
     """(weights by part, weights and workspaces together), from shapes alone."""
     parts = _memory_weights.weight_bytes(state.model, _layout(state), state.quantization)
     workspaces = _memory_workspaces.a2a_bytes(state) if state.moe_a2a_backend == "flashinfer" else 0
-    return parts, sum(parts.values()) + workspaces + _LOADED_KERNELS_BYTES
+    later = _memory_workspaces.communication_bytes(state)[1]
+    return parts, sum(parts.values()) + workspaces + later + _LOADED_KERNELS_BYTES
 
 
 def _layout(state: State) -> _memory_weights.Layout:
@@ -237,8 +238,7 @@ def _before_load_bytes(state: State, known: _Known) -> int:
         return known.memory.before_load_bytes
     if known.before_load_bytes is not None:
         return known.before_load_bytes
-    several = state.tp_size * state.pp_size > 1
-    taken = _memory_workspaces.CONTEXT_BYTES + (_memory_workspaces.COMMUNICATION_BYTES if several else 0)
+    taken = _memory_workspaces.CONTEXT_BYTES + _memory_workspaces.communication_bytes(state)[0]
     return int((state.gpu.memory_mib or 0) * 2**20) - taken
 
 

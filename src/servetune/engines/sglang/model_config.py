@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from servetune.core.errors import SpecError
+
 #: Architectures whose attention keeps one compressed latent per token (`AttentionArch.MLA`).
 MLA_ARCHITECTURES = frozenset(
     {
@@ -59,6 +61,8 @@ MULTIMODAL_ARCHITECTURES = frozenset(
 TEXT_BY_DEFAULT = frozenset(
     {"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration"}
 )
+#: Key under which the size of the checkpoint's files is put beside what config.json says.
+CHECKPOINT_BYTES = "servetune.checkpoint_bytes"
 _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
@@ -126,6 +130,7 @@ class ModelFacts:
     vision_hidden: int | None = None
     vision_intermediate: int = 0
     linear_attention: bool = False
+    checkpoint_bytes: int | None = None
     quantization: Quantization = field(default_factory=Quantization)
 
     @property
@@ -139,47 +144,64 @@ _parsed: dict[int, tuple[Mapping[str, Any], ModelFacts]] = {}
 
 
 def model_facts(config: Mapping[str, Any] | None) -> ModelFacts:
-    """Parse a config.json mapping; None gives `UNKNOWN`. The mapping must not be changed afterwards: it is cached."""
+    """Parse a config.json mapping; None gives `UNKNOWN`. It is cached: the mapping must not be changed afterwards.
+
+    Raises SpecError naming what in it is not understood.
+    """
     if config is None:
         return UNKNOWN
     found = _parsed.get(id(config))
     if found is not None and found[0] is config:
         return found[1]
-    facts = _parse(config)
+    try:
+        facts = _parse(config)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise SpecError(f"the model's config.json is not understood: {error}") from error
     if len(_parsed) >= 32:
         _parsed.clear()
     _parsed[id(config)] = (config, facts)  # holding the mapping keeps its id from being reused
     return facts
 
 
+def _whole(mapping: Mapping[str, Any], key: str, otherwise: int = 0) -> int:
+    value = mapping.get(key) or otherwise
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"{key} is {value!r}; allowed: a whole number from 0 on")
+    return int(value)
+
+
 def _parse(config: Mapping[str, Any]) -> ModelFacts:
     text: Mapping[str, Any] = next(
         (config[key] for key in ("text_config", "llm_config", "language_config") if config.get(key)), config
     )
-    architecture = (config.get("architectures") or text.get("architectures") or [""])[0]
-    heads = int(text.get("num_attention_heads") or 0)
-    head_dim = int(text.get("head_dim") or (int(text.get("hidden_size") or 0) // heads if heads else 0))
+    architectures = config.get("architectures") or text.get("architectures") or [""]
+    if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
+        raise ValueError(f"architectures is {architectures!r}; allowed: a list of names")
+    architecture = architectures[0]
+    heads = _whole(text, "num_attention_heads", 0)
+    head_dim = int(text.get("head_dim") or (_whole(text, "hidden_size", 0) // heads if heads else 0))
     vision = config.get("vision_config")
     dtype = text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype")
     return ModelFacts(
         known=True,
         architecture=architecture,
         model_type=str(config.get("model_type") or ""),
-        hidden=int(text.get("hidden_size") or 0),
-        layers=int(text.get("num_hidden_layers") or 0),
+        hidden=_whole(text, "hidden_size", 0),
+        layers=_whole(text, "num_hidden_layers", 0),
         heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
+        kv_heads=_whole(text, "num_key_value_heads", heads),
         head_dim=head_dim,
-        v_head_dim=int(text.get("v_head_dim") or head_dim),
-        vocab=int(text.get("vocab_size") or 0),
+        v_head_dim=_whole(text, "v_head_dim", head_dim),
+        vocab=_whole(text, "vocab_size", 0),
         tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         attention_bias=bool(text.get("attention_bias", False)),
-        intermediate=int(text.get("intermediate_size") or 0),
+        intermediate=_whole(text, "intermediate_size", 0),
         dtype_bytes=_DTYPE_BYTES.get(str(dtype).removeprefix("torch."), 2),
         context_tokens=_context_tokens(text),
         quantization=_quantization(config.get("quantization_config") or text.get("quantization_config")),
         multimodal=architecture in MULTIMODAL_ARCHITECTURES,
-        nextn_layers=int(text.get("num_nextn_predict_layers") or 0),
+        nextn_layers=_whole(text, "num_nextn_predict_layers", 0),
+        checkpoint_bytes=config.get(CHECKPOINT_BYTES),
         attention_sinks=architecture == "GptOssForCausalLM",
         linear_attention="linear_attn_config" in text or "linear_num_value_heads" in text,
         **_latent(architecture, text),
@@ -196,28 +218,28 @@ def _latent(architecture: str, text: Mapping[str, Any]) -> dict[str, Any]:
     shared = (text.get("index_topk_freq") or 1) > 1 or (pattern is not None and "S" in pattern)
     return {
         "mla": mla,
-        "kv_lora_rank": int(text.get("kv_lora_rank") or 0) if mla else 0,
-        "q_lora_rank": int(text.get("q_lora_rank") or 0) if mla else 0,
-        "qk_nope": int(text.get("qk_nope_head_dim") or 0) if mla else 0,
-        "qk_rope": int(text.get("qk_rope_head_dim") or 0) if mla else 0,
+        "kv_lora_rank": _whole(text, "kv_lora_rank", 0) if mla else 0,
+        "q_lora_rank": _whole(text, "q_lora_rank", 0) if mla else 0,
+        "qk_nope": _whole(text, "qk_nope_head_dim", 0) if mla else 0,
+        "qk_rope": _whole(text, "qk_rope_head_dim", 0) if mla else 0,
         "dsa": dsa,
-        "index_topk": int(text.get("index_topk") or 0) if dsa else 0,
-        "index_heads": int(text.get("index_n_heads") or 0) if dsa else 0,
-        "index_head_dim": int(text.get("index_head_dim") or 0) if dsa else 0,
+        "index_topk": _whole(text, "index_topk", 0) if dsa else 0,
+        "index_heads": _whole(text, "index_n_heads", 0) if dsa else 0,
+        "index_head_dim": _whole(text, "index_head_dim", 0) if dsa else 0,
         "index_shared": dsa and (shared or "shared" in (text.get("indexer_types") or ())),
     }
 
 
 def _experts(text: Mapping[str, Any]) -> dict[str, Any]:
     experts = next((int(text[k]) for k in ("n_routed_experts", "num_experts", "num_local_experts") if text.get(k)), 0)
-    layers = int(text.get("num_hidden_layers") or 0)
+    layers = _whole(text, "num_hidden_layers", 0)
     if not experts:
         return {}
-    dense = len(text.get("mlp_only_layers") or ()) or int(text.get("first_k_dense_replace") or 0)
+    dense = len(text.get("mlp_only_layers") or ()) or _whole(text, "first_k_dense_replace", 0)
     step = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
     inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
-    shared = int(text.get("n_shared_experts") or 0)
-    shared_inner = int(text.get("shared_expert_intermediate_size") or 0) or shared * inner
+    shared = _whole(text, "n_shared_experts", 0)
+    shared_inner = _whole(text, "shared_expert_intermediate_size", 0) or shared * inner
     return {
         "experts": experts,
         "experts_per_token": int(text.get("num_experts_per_tok") or text.get("experts_per_token") or 1),

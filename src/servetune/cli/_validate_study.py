@@ -1,0 +1,139 @@
+"""`servetune validate STUDY`: what a study would do, and what each layer of checks refuses of its space."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from servetune.cli._options import console
+from servetune.cli._validation import Setting, fitted, setting
+from servetune.core.engine import Violation
+from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
+from servetune.core.study import StudySpec
+
+#: Of checks, cheapest first; the engine's own word on the node (preflight) is asked only before a launch.
+LAYERS = ("capability", "rule", "runtime", "memory")
+
+
+def validate_study(study: Path, sample: int, as_json: bool, **stand_ins: Path | str | None) -> None:
+    """Print what the study would do; raises SpecError for whatever is wrong with it."""
+    against = setting(study, **stand_ins)  # type: ignore[arg-type]
+    assert against.spec is not None
+    summary = survey(against.spec, against, sample)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+        return
+    shown = console()
+    for line in (f"{study}: valid", *describe(against.spec, against, summary)):
+        shown.print(line, markup=False, soft_wrap=True)
+
+
+def survey(spec: StudySpec, against: Setting, sample: int) -> dict[str, Any]:
+    """How many of a sample of the space each layer refuses and why, and what the installed version made of the space.
+
+    `layers` counts each refused configuration once, under the first layer that refuses it.
+    """
+    engine, facts = against.engine, against.facts
+    space, notes = fitted(spec, engine, facts)
+    rng, reasons, layers, effective = random.Random(spec.seed), Counter[str](), Counter[str](), set[str]()  # noqa: S311 - a sample, no secret
+    drawn, refused = [], 0
+    for _ in range(sample):
+        assignment = space.expand(draw(space, rng))
+        violations = engine.check(assignment, facts)
+        refused += bool(violations)
+        layers.update([violations[0].layer] if violations else [])
+        reasons.update({reason(violation) for violation in violations})
+        if not any(violation.layer != "memory" for violation in violations):
+            drawn.append(assignment)
+        if not violations:
+            effective.add(json.dumps(dict(engine.effective(assignment, facts)), sort_keys=True))
+    tell = getattr(engine, "layouts", None)
+    return {
+        "study": spec.study,
+        "parameters": len(space.parameters),
+        "sampled": sample,
+        "refused": refused,
+        "layers": {layer: layers[layer] for layer in LAYERS},
+        "distinct": len(effective),
+        "rejected": dict(reasons.most_common()),
+        "baseline": [v.model_dump(mode="json") for v in engine.check({**space.fixed, **spec.baseline}, facts)],
+        "memory": [] if tell is None else tell(drawn, facts),
+        "notes": list(notes),
+        "engine_version": facts.engine_version,
+        "simulated": facts.simulated,
+    }
+
+
+def reason(violation: Violation) -> str:
+    """What configurations are counted under. Numbers of the memory layer differ from one to the next."""
+    if violation.layer == "memory":
+        return f"memory {violation.rule}"
+    return f"{violation.layer} {violation.rule}: {violation.message}"
+
+
+def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> list[str]:
+    """What a study would do, in sentences."""
+    budget, facts = spec.budget, against.facts
+    hours = f", {budget.node_hours:g} node-hours" if budget.node_hours else ""
+    patience = f", {budget.patience} trials without a better one" if budget.patience else ""
+    levels = ", ".join(map(str, spec.workload.concurrency))
+    confirm = spec.confirm
+    version = facts.engine_version or "(version unknown)"
+    lines = [
+        f"study {spec.study}: {spec.engine.name} {version} serving {spec.engine.model}",
+        f"node {facts.node}{' (simulated)' if facts.simulated else ''}: {facts.gpu_count} GPUs",
+        f"measures {spec.objective.maximize} at concurrency {levels}, "
+        f"{spec.workload.input_tokens} tokens in, {spec.workload.output_tokens} out",
+        f"searches {summary['parameters']} parameters with {spec.sampler.name}, seed {spec.seed}; the baseline first",
+        f"ends after {budget.trials} launched trials{hours}{patience}, whichever is first; "
+        f"then {confirm.launches} more launches each of the best {confirm.top} and the baseline",
+        f"of {summary['sampled']} sampled configurations {summary['refused']} are refused before any launch"
+        f"{_by_layer(summary['layers'])}; the others are {summary['distinct']} distinct ones",
+    ]
+    lines += [f"  {count} × {text}" for text, count in summary["rejected"].items()]
+    lines += _layouts(summary["memory"])
+    lines += [f"the baseline is launched although it is refused: {v['message']}" for v in summary["baseline"]]
+    return lines + [f"note: {note}" for note in summary["notes"]]
+
+
+def _by_layer(layers: Mapping[str, int]) -> str:
+    told = ", ".join(f"{count} by {layer}" for layer, count in layers.items() if count)
+    return f" ({told})" if told else ""
+
+
+def _layouts(rows: list[Mapping[str, Any]]) -> Iterator[str]:
+    if rows:
+        yield "memory fractions that can work, by parallel layout:"
+    for row in rows:
+        needed, high, automatic = row["fraction_needed"], row["fraction_high"], row["fraction_automatic"]
+        last = "" if automatic is None else f"; the automatic fraction is {_range(automatic)}"
+        weights = f"{_range(row['weights_gib'], '.1f')} GiB taken of each GPU"
+        yield f"  {row['layout']}: {_range(needed)} to {_range(high)} ({weights}, known from {row['known_from']}{last})"
+
+
+def _range(pair: list[float], form: str = ".3f") -> str:
+    low, high = (format(number, form) for number in pair)
+    return low if low == high else f"{low}…{high}"
+
+
+def draw(space: SearchSpace, rng: random.Random) -> dict[str, Choice]:
+    """One uniform point of the space."""
+    point: dict[str, Choice] = {}
+    for parameter in space.parameters:
+        if space.active(parameter, point):
+            match parameter.domain:
+                case CategoricalDomain(choices=choices):
+                    point[parameter.name] = rng.choice(choices)
+                case BundleDomain(options=options):
+                    point[parameter.name] = rng.choice(list(options))
+                case IntDomain() as d:
+                    point[parameter.name] = rng.randrange(d.low, d.high + 1, d.step)
+                case FloatDomain() as d:
+                    point[parameter.name] = round(rng.uniform(d.low, d.high), 3)
+    return point

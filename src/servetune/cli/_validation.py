@@ -1,0 +1,89 @@
+"""What is validated against: the engine of a study or of a description, and the facts of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from servetune import plugins
+from servetune.core.engine import Engine, EngineChoice
+from servetune.core.errors import FlagsError, SpecError, UsageError
+from servetune.core.node import NodeFacts
+from servetune.core.space import SearchSpace
+from servetune.core.study import StudySpec
+from servetune.settings import check_version, load_model_config, load_node_facts, load_study, placed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine, the facts that stand for a node, and the study where there is one."""
+
+    engine: Engine
+    facts: NodeFacts
+    spec: StudySpec | None = None
+
+
+def setting(
+    study: Path | None, node_facts: Path | None, model_config: Path | None, engine_version: str | None
+) -> Setting:
+    """Read what is given; what stands in for something wins over the study. Raises SpecError."""
+    spec = None if study is None else load_study(study)
+    facts = None if node_facts is None else load_node_facts(node_facts)
+    config = None if model_config is None else load_model_config(model_config)
+    version = None if engine_version is None else check_version(engine_version, "--engine-version")
+    if spec is None and (facts is None or config is None):
+        missing = "--node-facts" if facts is None else "--model-config"
+        raise UsageError(f"without a STUDY give both --node-facts and --model-config; {missing} is missing")
+    if facts is None:
+        facts = _of_node(spec)
+    update: dict[str, object] = {} if config is None else {"config_json": config}
+    choice = _choice(spec, facts, version)
+    if choice.version is not None:
+        update |= {"engine_version": choice.version, "engine_name": choice.name}
+    facts = facts.model_copy(update=update)
+    secrets = {} if spec is None else spec.secret_flags
+    engine: Engine = plugins.load("engines", choice.name).create(choice, secrets)
+    if config is not None and hasattr(engine, "check_model_config"):
+        try:
+            engine.check_model_config(config)
+        except SpecError as error:
+            raise UsageError(f"{model_config}: {error}") from error
+    return Setting(engine, facts, spec)
+
+
+def check_version_known(against: Setting) -> None:
+    """Raises UsageError when nobody names the engine's version."""
+    if against.facts.engine_version is None:
+        raise UsageError(
+            "the engine's version is not known: name it with --engine-version, in the node facts "
+            "(engine: {version: 0.5.9}) or in the study (engine: {version: …})"
+        )
+
+
+def _choice(spec: StudySpec | None, facts: NodeFacts, version: str | None) -> EngineChoice:
+    """--engine-version before the version of described facts, and that before the study's."""
+    choice = EngineChoice(name=facts.engine_name or "sglang", model="") if spec is None else spec.engine
+    described = facts.engine_version if facts.node == "described" else None
+    return choice.model_copy(update={"version": version or described or choice.version})
+
+
+def _of_node(spec: StudySpec | None) -> NodeFacts:
+    from servetune.tuner.opening import known_facts, open_node
+
+    assert spec is not None
+    return known_facts(spec, open_node(spec))
+
+
+def fitted(spec: StudySpec, engine: Engine, facts: NodeFacts) -> tuple[SearchSpace, Sequence[str]]:
+    """The study's space as the engine's version can run it, and what was translated or dropped.
+
+    Raises SpecError naming file and line of a flag that the version does not take, of the baseline, too.
+    """
+    try:
+        found = engine.resolve_space(spec.space, facts)
+        baseline = spec.space.model_copy(update={"parameters": (), "fixed": {**spec.space.fixed, **spec.baseline}})
+        engine.resolve_space(baseline, facts)
+    except FlagsError as error:
+        raise placed(error, spec) from error
+    return found

@@ -1,0 +1,327 @@
+"""`servetune validate` as a person and a script use it: a study, one command, many commands, wrong input."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from servetune.cli import cli
+
+CONFIGS = Path(__file__).parents[1] / "engines/sglang/model_configs"
+KIMI, QWEN = CONFIGS / "kimi-k2.5.json", CONFIGS / "qwen3-235b-a22b-fp8.json"
+RTX_PRO = """
+gpu_name: NVIDIA RTX PRO 6000 Blackwell Server Edition
+gpu_count: 8
+gpu_memory_mib: 97887
+compute_capability: 12.0
+interconnect: pcie
+cuda_version: 12.9
+engine: {name: sglang, version: 0.5.9}
+"""
+H200 = {
+    "gpu_name": "NVIDIA H200",
+    "gpu_count": 8,
+    "gpu_memory_mib": 143771,
+    "compute_capability": "9.0",
+    "interconnect": "nvlink",
+    "cuda_version": "13.0",
+    "engine": {"name": "sglang", "version": "0.5.23"},
+}
+EP = "--tp-size 8 --cuda-graph-max-bs 128 --moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass"
+WORDS = shlex.split(
+    f"""{EP} --dp-size 0 -1 1e9 '' -- - --pp-size --ep-size --page-size --chunked-prefill-size --cuda-graph-bs nan
+    --mem-fraction-static --context-length --max-running-requests --json-model-override-args {{}} []
+    '{{"num_hidden_layers": "x"}}' --speculative-algorithm EAGLE --enable-dp-attention --attn-cp-size --quantization"""
+)
+KEYS = {"verdict", "violations", "effective", "no_effect", "changed", "memory"}
+
+
+def run(*words, status=0, stdin=None):
+    done = CliRunner().invoke(cli, ["validate", *map(str, words)], input=stdin)
+    told = done.exit_code, type(done.exception).__name__, str(done.exception), done.output
+    if status == 0:
+        assert done.exit_code == 0, told
+    else:
+        assert getattr(done.exception, "exit_status", done.exit_code) == status, told
+    return done
+
+
+@pytest.fixture
+def rtx(tmp_path):
+    path = tmp_path / "node.yaml"
+    path.write_text(RTX_PRO)
+    return ("--node-facts", path, "--model-config", KIMI)
+
+
+@pytest.fixture
+def h200(tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(H200))
+    return ("--node-facts", path, "--model-config", QWEN)
+
+
+def judged(stand_ins, command, *options):
+    done = run(*stand_ins, *options, "--json", "--", *shlex.split(command))
+    found = json.loads(done.stdout)
+    assert set(found) == KEYS
+    assert (found["verdict"] == "refused") == bool(found["violations"])
+    for violation in found["violations"]:
+        assert set(violation) == {"rule", "layer", "flags", "message", "alternatives", "source"}
+        assert violation["layer"] in ("capability", "rule", "runtime", "memory", "preflight")
+    return found
+
+
+def rules_of(found):
+    return [violation["rule"] for violation in found["violations"]]
+
+
+class TestOneCommand:
+    def test_what_a_command_becomes(self, rtx):
+        found = judged(rtx, f"{EP} --enable-torch-symm-mem")
+        assert found["effective"]["ep-size"] == 8
+        assert found["effective"]["mem-fraction-static"] == 0.778734296875
+        assert "enable-torch-symm-mem" not in found["effective"]
+        assert [idle["flag"] for idle in found["no_effect"]] == ["enable-torch-symm-mem"]
+        first = found["changed"][0]
+        assert (first["flag"], first["before"], first["after"]) == ("ep-size", 1, 8)
+
+    def test_the_first_journeys_numbers_are_foretold(self, rtx):
+        plain, parallel = judged(rtx, "--tp-size 8 --cuda-graph-max-bs 128"), judged(rtx, EP)
+        assert plain["verdict"] == "ok"
+        more = parallel["memory"]["weights_gib"] - plain["memory"]["weights_gib"]
+        assert more == pytest.approx(5.4, abs=0.05)
+        assert parallel["memory"]["fraction_needed"] == pytest.approx(0.827, abs=0.0005)
+
+    def test_an_automatic_fraction_is_reported_and_a_named_one_refused(self, rtx):
+        automatic, named = judged(rtx, EP), judged(rtx, f"{EP} --mem-fraction-static 0.78")
+        assert "memory.fraction_too_low" not in rules_of(automatic)
+        assert automatic["memory"]["fits"] is False
+        assert "the smallest fraction is 1 - 16.3/94.0 = 0.827" in automatic["memory"]["problems"][0]
+        assert "memory.fraction_too_low" in rules_of(named)
+
+    def test_refusals_carry_their_source_and_what_to_do(self, h200):
+        found = judged(h200, "--tp-size 8 --moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass")
+        assert "a2a.flashinfer_needs_dp_attention" in rules_of(found)
+        assert all(violation["source"] and violation["message"] for violation in found["violations"])
+
+    @pytest.mark.parametrize(
+        ("version", "command", "instead"),
+        [
+            ("0.5.23", "--cuda-graph-max-bs 128", "--cuda-graph-max-bs-decode 128"),
+            ("0.5.9", "--cuda-graph-max-bs-decode 128", "--cuda-graph-max-bs 128"),
+            ("0.5.9", "--attn-dp-size 8", "--dp-size 8 --enable-dp-attention"),
+            ("0.5.20", "--disable-piecewise-cuda-graph", "--cuda-graph-backend-prefill disabled"),
+            ("0.5.9", "--tp-sise 8", "--tp-size"),
+        ],
+    )
+    def test_an_unknown_spelling_is_refused_and_the_translation_offered(self, rtx, version, command, instead):
+        found = judged(rtx, command, "--engine-version", version)
+        assert found["verdict"] == "refused"
+        assert found["violations"][0]["layer"] == "capability"
+        assert found["violations"][0]["alternatives"][0] == instead
+
+    def test_a_deprecated_spelling_that_still_works_is_accepted(self, rtx):
+        assert judged(rtx, "--tp-size 8 --cuda-graph-max-bs 128", "--engine-version", "0.5.18")["verdict"] == "ok"
+        assert judged(rtx, "--tp 8 --dp 8 --enable-dp-attention", "--engine-version", "0.5.23")["verdict"] == "ok"
+
+    def test_one_mistake_does_not_hide_the_rest(self, rtx):
+        found = judged(rtx, f"{EP} --no-such-flag 1 --kv-cache-dtype fp7".replace("_cutlass", "_trtllm"))
+        assert {violation["layer"] for violation in found["violations"]} >= {"capability", "rule"}
+        assert rules_of(found)[:2] == ["unknown-flag", "unknown-choice"]
+
+    def test_a_whole_command_line_with_variables(self, rtx):
+        found = judged(rtx, f"NCCL_ALGO=Tree python3 -m sglang.launch_server --model-path /m --port 1 {EP}")
+        assert "runtime.nccl_tree_in_graphs" in rules_of(found)
+
+    def test_overrides_of_the_models_config_count(self, rtx):
+        text = json.dumps({"text_config": {**json.loads(KIMI.read_text())["text_config"], "num_hidden_layers": 10}})
+        small = judged(rtx, f"--tp-size 8 --json-model-override-args '{text}'")
+        assert small["memory"]["weights_gib"] < 15
+
+    def test_no_arguments_at_all_are_a_command_too(self, rtx):
+        assert "runtime.more_ranks_than_gpus" not in rules_of(judged(rtx, ""))
+
+    def test_for_people(self, rtx):
+        text = run(*rtx, "--", *shlex.split(f"{EP} --enable-torch-symm-mem --mem-fraction-static 0.8")).stdout
+        for words in (
+            "refused: sglang 0.5.9 on 8 × NVIDIA RTX PRO 6000",
+            "refused by memory memory.fraction_too_low",
+            "    instead: --mem-fraction-static above 0.827",
+            "changed: --ep-size 1 becomes 8",
+            "no effect: --enable-torch-symm-mem",
+            "effective: --tp-size 8",
+            "memory fractions from 0.827 to",
+        ):
+            assert words in text
+
+    def test_a_study_gives_engine_and_node(self, servetune):
+        study = servetune.write_study("s")
+        found = json.loads(servetune("validate", study, "--json", "--", *shlex.split(EP)).stdout)
+        assert found["memory"]["fraction_needed"] == pytest.approx(0.827, abs=0.0005)
+        again = servetune("validate", study, "--engine-version", "0.5.23", "--json", "--", "--tp-size", "8").stdout
+        assert json.loads(again)["effective"]["cuda-graph-max-bs-decode"] == 512
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=9),
+        st.sampled_from(["0.5.2", "0.5.9", "0.5.15", "0.5.23", "0.4.1", "1.0.0"]),
+    )
+    def test_whatever_is_written_is_judged(self, tmp_path_factory, words, version):
+        folder = tmp_path_factory.getbasetemp()
+        (folder / "node.yaml").write_text(RTX_PRO)
+        stand_ins = ("--node-facts", folder / "node.yaml", "--model-config", KIMI, "--engine-version", version)
+        json.loads(run(*stand_ins, "--json", "--", *words).stdout)
+
+
+class TestBatch:
+    def test_one_verdict_a_line_in_order(self, rtx, tmp_path):
+        commands = [EP.split(), [], ["--no-such-flag"], ["--tp-size", "16"]]
+        path = tmp_path / "batch.jsonl"
+        path.write_text("\n".join(map(json.dumps, commands)) + "\n\n")
+        lines = run(*rtx, "--batch", path, "--json").stdout.splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [set(verdict) for verdict in found] == [KEYS] * 4
+        assert [rules_of(verdict)[:1] for verdict in found[2:]] == [["unknown-flag"], ["runtime.more_ranks_than_gpus"]]
+        singly = [judged(rtx, shlex.join(command)) for command in commands]
+        assert found == singly
+
+    def test_from_standard_input(self, rtx):
+        assert len(run(*rtx, "--batch", "-", stdin='["--tp-size", "8"]\n["--tp-size", "4"]').stdout.splitlines()) == 2
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ('["--tp-size", "8"]\n["--tp-size", 8]', "batch.jsonl:2: got 8"),
+            ('{"a": 1}', "batch.jsonl:1"),
+            ("--tp-size 8", "batch.jsonl:1: not JSON"),
+            ('[["--tp-size"]]', "batch.jsonl:1"),
+            ("\n\nnull", "batch.jsonl:3"),
+            ("[" * 5000, "batch.jsonl:1"),
+        ],
+    )
+    def test_a_malformed_line_is_named_before_anything_is_answered(self, rtx, tmp_path, text, said):
+        (tmp_path / "batch.jsonl").write_text(text)
+        done = run(*rtx, "--batch", tmp_path / "batch.jsonl", status=2)
+        assert said in str(done.exception)
+        assert done.stdout == ""
+
+
+class TestWrongInput:
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("n.yaml", "gpu_count: 0", "n.yaml:1:12: gpu_count: got 0"),
+            ("n.yaml", "gpu_nmae: x", "did you mean 'gpu_name'"),
+            ("n.yaml", "gpu_memory_mib: lots", "n.yaml:1:17: gpu_memory_mib: got 'lots'"),
+            ("n.yaml", "\ncompute_capability: sm120", "n.yaml:2:21: compute_capability"),
+            ("n.yaml", "interconnect: infiniband", "'pcie' or 'nvlink'"),
+            ("n.yaml", "engine: {name: vllm2}", "engine.name: got 'vllm2'; allowed: sglang"),
+            ("n.yaml", "engine: {version: newest}", "engine.version"),
+            ("n.yaml", "- 1", "a mapping"),
+            ("n.json", '{"gpu_count": 8,}', "n.json:1:17: not valid JSON"),
+            ("n.yaml", "", "empty"),
+        ],
+    )
+    def test_node_facts(self, tmp_path, name, text, said):
+        (tmp_path / name).write_text(text)
+        done = run("--node-facts", tmp_path / name, "--model-config", KIMI, "--", status=2)
+        assert said in str(done.exception)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("[]", "one JSON object"),
+            ("{}", "no model's config.json"),
+            ('{\n "architectures": [', "c.json:2:"),
+            ('{"architectures": ["X"], "hidden_size": "wide"}', "hidden_size"),
+            ('{"architectures": ["X"], "num_hidden_layers": [1]}', "c.json"),
+            ('{"architectures": 7}', "architectures"),
+        ],
+    )
+    def test_model_config(self, rtx, tmp_path, text, said):
+        (tmp_path / "c.json").write_text(text)
+        done = run(*rtx[:2], "--model-config", tmp_path / "c.json", "--", status=2)
+        assert said in str(done.exception)
+
+    def test_missing_files_and_missing_parts(self, rtx, tmp_path):
+        for words, said in (
+            ((*rtx[:2], "--"), "--model-config is missing"),
+            ((*rtx[2:], "--"), "--node-facts is missing"),
+            ((), "name a STUDY"),
+            ((*rtx, "--batch", "x", "--"), "not both"),
+            ((*rtx, "--batch", tmp_path / "none.jsonl"), "none.jsonl: there is no such file"),
+            ((*rtx[:2], "--model-config", tmp_path / "none.json", "--"), "none.json: there is no such file"),
+            (("none.yaml",), "none.yaml"),
+            ((*rtx, "--engine-version", "newest", "--"), "--engine-version: got 'newest'"),
+        ):
+            assert said in str(run(*words, status=2).exception)
+
+    def test_an_unknown_version_is_asked_for(self, tmp_path):
+        (tmp_path / "n.yaml").write_text("gpu_count: 8\n")
+        done = run("--node-facts", tmp_path / "n.yaml", "--model-config", KIMI, "--", status=2)
+        assert "--engine-version" in str(done.exception)
+
+    def test_a_typo_in_fixed_is_named_with_file_and_line(self, servetune):
+        file = servetune.write_study("typo")
+        text = file.read_text()
+        file.write_text(text.replace("{tp-size: 8}", "{tp-sise: 8}"))
+        line = text[: text.index("fixed")].count("\n") + 1
+        for words in (("validate", file), ("start", file)):
+            err = servetune(*words, status=2).stderr
+            assert f"typo.yaml:{line}:9: fixed: SGLang 0.5.9 has no flag --tp-sise" in err
+            assert "--tp-size" in err
+        assert "typo" not in servetune("status").stdout
+
+    @pytest.mark.parametrize(
+        ("old", "new", "at"),
+        [
+            ("disable-custom-all-reduce: true", "disable-custom-all-reduse: true", "baseline"),
+            ("chunked-prefill-size: [2048", "chunked-prefil-size: [2048", "chunked"),
+        ],
+    )
+    def test_typos_elsewhere(self, servetune, old, new, at):
+        file = servetune.write_study("typo")
+        file.write_text(file.read_text().replace(old, new))
+        line = file.read_text()[: file.read_text().index(new)].count("\n") + 1
+        err = servetune("validate", file, status=2).stderr
+        assert f"typo.yaml:{line}:" in err
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    file = tmp_path_factory.mktemp("study") / "s.yaml"
+    file.write_text(
+        "study: s\nengine: {name: sglang, model: /models/kimi-k2.5-int4}\n"
+        "node: {name: simulated, scenario: kimi-k2.5-int4-8x-rtx-pro-6000}\n"
+        "search_space: sglang-moe\nfixed: {tp-size: 8, trust-remote-code: true}\n"
+    )
+    return json.loads(run(file, "--json", "--sample", "300").stdout), run(file, "--sample", "300").stdout
+
+
+class TestStudy:
+    def test_each_layer_is_counted(self, summary):
+        found, text = summary
+        assert found["sampled"] == 300
+        assert sum(found["layers"].values()) == found["refused"] > 0
+        assert found["layers"]["rule"] > 0
+        assert found["layers"]["runtime"] > 0
+        assert f"{found['refused']} are refused before any launch" in text
+
+    def test_the_memory_interval_is_shown_for_each_layout(self, summary):
+        found, text = summary
+        rows = {row["layout"]: row for row in found["memory"]}
+        plain = rows["tp-size=8"]
+        assert plain["fraction_needed"][0] == pytest.approx(1 - 21.7 / 94, abs=0.001)
+        assert plain["fraction_needed"][0] < plain["fraction_high"][0] <= plain["fraction_high"][1] <= 1
+        assert any("dp-size" in layout for layout in rows)
+        assert "memory fractions that can work, by parallel layout:" in text
+        assert "  tp-size=8: 0.769" in text
+
+    def test_what_the_version_cannot_do_is_listed(self, summary):
+        found, text = summary
+        assert any("deepep_v2" in note for note in found["notes"])
+        assert "note: moe-a2a-backend: a value is dropped: --moe-a2a-backend deepep_v2" in text
