@@ -175,6 +175,21 @@ def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
     assert len(json.loads(servetune("status", name, "--json").stdout)["trials"]) == 2
 
 
+def test_an_unchanged_file_is_never_taken_for_a_changed_one(servetune):
+    """What came back from the database holds lists where the file gave pairs."""
+    name = f"pairs-{os.getpid()}"
+    file = servetune.write_study(name, trials=1)
+    lengths = "load_generator: {name: closed_loop, lengths: {uniform: {input: [64, 128], output: [32, 64]}}}\n"
+    kept = [line for line in file.read_text().splitlines(keepends=True) if not line.startswith("load_generator")]
+    file.write_text("".join(kept) + lengths)
+    with servetune.popen("start", file) as process:
+        wait_for(process, "trial 0 search")
+        process.kill()
+        process.communicate(timeout=60)
+    servetune("resume", name)
+    assert "finished" in servetune("status", name).stdout
+
+
 def test_a_secret_appears_nowhere(servetune):
     name = f"secret-{os.getpid()}"
     secret = "sk-very-secret-value-4711"

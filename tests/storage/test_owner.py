@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from servetune.storage.owner import Owner, _started, provably_dead, this_process
+from servetune.storage.owner import Owner, _started, machine_name, provably_dead, this_process
 
 SLEEPER = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -51,3 +51,17 @@ def test_a_process_of_init_is_not_dead():
 
 def test_how_it_is_named():
     assert str(this_process()).startswith(f"process {os.getpid()} on host ")
+
+
+def test_a_machine_without_id_and_network_card_has_the_same_name_in_each_process():
+    made_up, real = 0x6B3F5A1C2D4E | 1 << 40, 0x02428F5A1C2D
+    assert machine_name("", made_up) == ""
+    assert machine_name("", real) == "02428f5a1c2d"
+    assert machine_name("abc", made_up) == "abc"
+
+
+def test_another_boot_proves_nothing_where_the_machine_has_no_name():
+    owner = this_process().model_copy(update={"boot": "another boot"})
+    assert provably_dead(owner)
+    nameless = owner.model_copy(update={"machine": ""})
+    assert not provably_dead(nameless), "it may be another machine of the same host name"

@@ -64,6 +64,8 @@ def _check_unchanged(stored: StoredStudy, fresh: StudySpec, path: Path) -> None:
     if fresh.space.fingerprint() != stored.fingerprint:
         raise UsageError(f"{path}: the search space changed since study {stored.name!r} began, so {remedy}")
     names = [name for name in StudySpec.model_fields if name not in (*CHANGEABLE, "space")]
-    changed = [name for name in names if getattr(fresh, name) != getattr(stored.spec, name)]
+    # as they are written: what was stored came back from JSON, where a pair is a list
+    now, then = fresh.model_dump(mode="json"), stored.spec.model_dump(mode="json")
+    changed = [name for name in names if now[name] != then[name]]
     if changed:
         raise UsageError(f"{path}: {', '.join(changed)} changed since study {stored.name!r} began, so {remedy}")

@@ -44,8 +44,8 @@ def provably_dead(owner: Owner) -> bool:
     here = this_process()
     if (owner.host, owner.machine) != (here.host, here.machine):
         return False
-    if owner.boot != here.boot:
-        return bool(owner.boot and here.boot)
+    if owner.boot != here.boot:  # another boot of this machine, if it is this machine
+        return bool(owner.machine and owner.boot and here.boot)
     if owner.pid_namespace != here.pid_namespace:
         return False
     if not psutil.pid_exists(owner.pid):
@@ -69,7 +69,16 @@ def _started(pid: int) -> str | None:
 
 @cache
 def _machine() -> str:
-    return _text("/etc/machine-id") or f"{uuid.getnode():012x}"
+    return machine_name(_text("/etc/machine-id"), uuid.getnode())
+
+
+def machine_name(machine_id: str, node: int) -> str:
+    """The machine's id, else its MAC address (`node`, 48 bits), else nothing: then only the boot id tells machines apart.
+
+    Without a network card `uuid.getnode` makes an address up, another one in each process, and says so in the
+    multicast bit (RFC 9562, 6.10).
+    """
+    return machine_id or ("" if node >> 40 & 1 else f"{node:012x}")
 
 
 def _pid_namespace() -> str:

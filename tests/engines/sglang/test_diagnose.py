@@ -100,6 +100,14 @@ def test_options_not_in_effect_are_listed() -> None:
     assert answer["not_in_effect"][0]["line"] == 3
 
 
+def test_what_was_asked_to_be_off_is_in_effect_when_the_log_says_that_it_is_off() -> None:
+    log = b"[2026-11-29 21:52:36] Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled'\n"
+    asked = diagnose_text(io.BytesIO(log), {"cuda-graph-backend-prefill": "disabled"})
+    assert asked["not_in_effect"] == []
+    refused = diagnose_text(io.BytesIO(log), {"cuda-graph-backend-prefill": "breakable"})
+    assert [item["flag"] for item in refused["not_in_effect"]] == ["--cuda-graph-backend-prefill"]
+
+
 def test_a_missing_file_is_bad_input() -> None:
     done = servetune("no-such.log")
     assert done.returncode == 2

@@ -57,7 +57,7 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for number, text, notice, _ in run.notices:
         for flag in notice.flags:
-            if notice.why == "override" and not flags.on(flag):
+            if flags.asked_off(flag) or (notice.why == "override" and not flags.on(flag)):
                 continue
             found.setdefault(
                 flag, {"flag": flag, "why": notice.why, "line": number, "text": masked(text.strip()[:300])}

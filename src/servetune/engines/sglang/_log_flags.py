@@ -143,6 +143,10 @@ PATHS = (
 )
 
 
+#: Values that turn a choice of kernels, graphs or backends off.
+_OFF = ("disabled", "off", "none")
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchFlags:
     """`asked`: by the assignment, else by the command shown in the log. `effective`: from `server_args=`."""
@@ -172,6 +176,11 @@ class LaunchFlags:
             if is_set(value) and not (flag in PARALLEL and value == 1):
                 return True
         return False
+
+    def asked_off(self, flag: str) -> bool:
+        """Whether the user asked for what the flag names to be off: a line that says so is then no news."""
+        asked = self.asked.get(flag)
+        return is_set(asked) if flag.startswith("disable-") else asked in _OFF
 
     def switches(self) -> list[str]:
         """The switches that are on."""
