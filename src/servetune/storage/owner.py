@@ -73,7 +73,7 @@ def _machine() -> str:
 
 
 def machine_name(machine_id: str, node: int) -> str:
-    """The machine's id, else its MAC address (`node`, 48 bits), else nothing: then only the boot id tells machines apart.
+    """The machine's id, else its MAC address (`node`, 48 bits), else nothing: then only boot ids tell machines apart.
 
     Without a network card `uuid.getnode` makes an address up, another one in each process, and says so in the
     multicast bit (RFC 9562, 6.10).
