@@ -138,6 +138,24 @@ class ServerProcess(Protocol):
         ...
 
 
+class Running(Frozen):
+    """A server that an earlier sitting of the tuner left running: since when, in node seconds."""
+
+    age_s: float
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """A node whose servers outlive the tuner, and whose next tuner may take them up again."""
+
+    def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[ServerProcess, Running] | None:
+        """The server that a dead tuner started from this very spec, still running; None when there is none.
+
+        Until it is stopped `reclaim` spares it. Raises NodeUnreachableError.
+        """
+        ...
+
+
 class Node(Protocol):
     """A place where servers are started. Not thread-safe: one tuner, one server at a time."""
 

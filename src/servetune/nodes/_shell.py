@@ -29,8 +29,8 @@ _TICKS = 'ticks() { S= T=; { read -r L < "/proc/$1/stat"; } 2>/dev/null || retur
 class Detached:
     """A program to start so that it outlives the connection. `folder` (absolute) gets its log, pid and exit status.
 
-    `token` names this launch in the folder. `output_filter`: a command that the output goes through (the log filter),
-    with an environment of its own.
+    `token` names this launch in the folder, `digest` what was launched.
+    `output_filter`: a command that the output goes through (the log filter), with an environment of its own.
     """
 
     argv: Sequence[str]
@@ -38,6 +38,7 @@ class Detached:
     mark: Mark
     folder: str
     token: str
+    digest: str = "-"
     activate: str = ""  # a shell line before the program, such as `. /root/ml-env/bin/activate`
     cwd: str = ""  # absolute; empty: the folder
     output_filter: Sequence[str] = ()
@@ -91,7 +92,7 @@ def start(launch: Detached) -> str:
             f"I=0; while [ $I -lt {_START_LOOKS} ] && ! [ -s {pid_file} ] && ! [ -s {refusal} ]; do",
             "sleep 0.02; I=$((I + 1)); done",
             f"[ -s {refusal} ] && {{ cat {refusal}; exit 1; }}",
-            f"read -r PID T FROM BOOT < {pid_file} || {{ echo 'the server could not be started'; exit 1; }}",
+            f"read -r PID T FROM REST < {pid_file} || {{ echo 'the server could not be started'; exit 1; }}",
             'echo "started $PID $T $FROM"',
         ]
     )
@@ -118,7 +119,8 @@ def _leader(launch: Detached) -> str:
         *([launch.activate] if launch.activate else []),
         *_checks(launch),
         f"ticks $$; SIZE=$(wc -c < {LOG_FILE}); read -r BOOT < {_BOOT_ID}",
-        f'echo "$$ $T $SIZE $BOOT" > {launch.token}.new && mv {launch.token}.new {launch.token}.pid || exit 1',
+        f'echo "$$ $T $SIZE $BOOT {launch.digest}" > {launch.token}.new',
+        f"mv {launch.token}.new {launch.token}.pid || exit 1",
     ]
     if not launch.output_filter:
         return "\n".join([*lines, f"{server} >> {LOG_FILE} 2>&1", kept])
@@ -155,7 +157,7 @@ def status(folder: str, token: str, offset_bytes: int, limit_bytes: int) -> str:
         [
             f"cd {shlex.quote(folder)} || exit 1",
             _TICKS,
-            f"read -r PID STARTED FROM BOOT < {token}.pid || exit 1",
+            f"read -r PID STARTED FROM BOOT REST < {token}.pid || exit 1",
             'ticks "$PID"',
             # The size after the exit status: what the server wrote before it ended is counted.
             'CODE=-; ALIVE=gone; [ "$T" = "$STARTED" ] && [ "$S" != Z ] && ALIVE=alive',
@@ -164,6 +166,21 @@ def status(folder: str, token: str, offset_bytes: int, limit_bytes: int) -> str:
             f"SIZE=$(wc -c < {LOG_FILE})",
             'echo "$ALIVE $CODE $SAME $SIZE"',
             f"[ $SIZE -le {offset_bytes} ] || tail -c +{offset_bytes + 1} {LOG_FILE} | head -c {limit_bytes}",
+        ]
+    )
+
+
+def found(folder: str, token: str, digest: str) -> str:
+    """Prints `started …` as `start` does and `age SECONDS`, for a running launch of that digest; else nothing."""
+    return "\n".join(
+        [
+            f"cd {shlex.quote(folder)} 2>/dev/null || exit 0",
+            _TICKS,
+            f"read -r PID STARTED FROM BOOT DIGEST 2>/dev/null < {token}.pid || exit 0",
+            f'read -r NOW < {_BOOT_ID}; ticks "$PID"; read -r UP REST < /proc/uptime',
+            f'[ "$NOW" = "$BOOT" ] && [ "$DIGEST" = {digest} ] && [ "$T" = "$STARTED" ] && [ "$S" != Z ] || exit 0',
+            f"[ -f {token}.exit ] && exit 0",
+            'echo "age $((${UP%.*} - STARTED / $(getconf CLK_TCK)))"; echo "started $PID $STARTED $FROM"',
         ]
     )
 

@@ -67,6 +67,12 @@ class Connection:
                 time.sleep(max(0.0, min(self._interval_s, self._interval_s - (time.monotonic() - asked_s))))
 
 
+def close_channel(channel: paramiko.Channel) -> None:
+    """Close it, also when its connection is gone."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()
+
+
 def connect(target: Target, secrets: Secrets) -> Connection:
     """Connect and authenticate.
 

@@ -18,13 +18,14 @@ import paramiko
 from servetune.core.errors import NodeUnreachableError, NodeUnusableError
 from servetune.nodes._gpus import Command
 from servetune.nodes._ssh_config import Target
-from servetune.nodes._ssh_connect import CONNECT_S, Connection, Secrets, connect
+from servetune.nodes._ssh_connect import CONNECT_S, Connection, Secrets, close_channel, connect
 
 RUN_S = 90.0  # for one script: a node that loads weights from a slow disk answers late
 _RECV_BYTES = 1 << 18
 _LOOK_S = 0.5
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
+_PATIENCE_AGAIN_S = 5.0
 
 Note = Callable[[str], None]
 Result = TypeVar("Result")
@@ -59,6 +60,8 @@ class Link:
         self._connection: Connection | None = None
         self._shell: _Shell | None = None
         self._was_connected = False
+        self._broke_s: float | None = None  # when it was seen to be broken
+        self._gave_up = False  # who tidies up after that need not wait as long again
 
     def run(self, script: str, timeout_s: float = RUN_S, patience_s: float | None = None) -> Output:
         """Run `script` and wait for its end; again when the connection breaks, which is mended for `patience_s`.
@@ -99,28 +102,37 @@ class Link:
 
     def _patiently(self, work: Callable[[], Result], patience_s: float | None) -> Result:
         patience_s = self._patience_s if patience_s is None else patience_s
-        broke_s: float | None = None
-        pause_s = _FIRST_PAUSE_S
+        if self._gave_up:
+            patience_s = min(patience_s, _PATIENCE_AGAIN_S)
+        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         with self._lock:
             while True:
                 try:
                     done = work()
                     break
                 except (Lost, NodeUnreachableError, paramiko.SSHException, OSError, EOFError) as error:
-                    self._drop()
-                    broke_s = broke_s or self._broken(error)
-                    if not self._was_connected or time.monotonic() - broke_s >= patience_s:
-                        raise self._given_up(error, time.monotonic() - broke_s) from error
+                    self._break(str(error) or type(error).__name__)
+                    waited_s = time.monotonic() - max(began_s, self._broke_s or began_s)
+                    if not self._was_connected or waited_s >= patience_s:
+                        self._gave_up = True
+                        raise self._given_up(error, waited_s) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if broke_s is not None:
-            self._note(f"{self.target.host} answers again after {time.monotonic() - broke_s:.0f} s")
+            self._mended()
         return done
 
-    def _broken(self, error: Exception) -> float:
-        if self._was_connected:
-            self._note(f"the connection to {self.target.host} broke ({error or type(error).__name__}); trying again")
-        return time.monotonic()
+    def _break(self, why: str) -> None:
+        """The connection is of no use any more; said once."""
+        self._drop()
+        if self._was_connected and self._broke_s is None:
+            self._broke_s = time.monotonic()
+            self._note(f"the connection to {self.target.host} broke ({why}); trying again")
+
+    def _mended(self) -> None:
+        self._gave_up = False
+        if self._broke_s is not None:
+            self._note(f"{self.target.host} answers again after {time.monotonic() - self._broke_s:.0f} s")
+            self._broke_s = None
 
     def _given_up(self, error: Exception, waited_s: float) -> Exception:
         if isinstance(error, NodeUnreachableError) and not self._was_connected:
@@ -131,8 +143,9 @@ class Link:
         )
 
     def _connect(self) -> Connection:
-        if self._connection is None or not self._connection.lives:
-            self._drop()
+        if self._connection is not None and not self._connection.lives:
+            self._break("it was closed by the other end")
+        if self._connection is None:
             self._connection = connect(self.target, self._secrets)
             self._was_connected = True
         return self._connection
@@ -177,7 +190,7 @@ class _Shell:
             self._send(text.encode("utf-8", "surrogateescape"), time.monotonic() + timeout_s)
             return self._receive(end.encode(), time.monotonic() + timeout_s, timeout_s)
         except BaseException:
-            self._channel.close()  # nobody could tell later which answer belongs to which script
+            close_channel(self._channel)  # nobody could tell later which answer belongs to which script
             raise
 
     def _send(self, data: bytes, deadline_s: float) -> None:

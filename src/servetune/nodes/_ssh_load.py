@@ -12,6 +12,7 @@ import paramiko
 
 from servetune.core.errors import ConnectionLostError, ProgramEndedError
 from servetune.nodes._marks import LOAD, Mark
+from servetune.nodes._ssh_connect import close_channel
 from servetune.nodes._ssh_link import Link
 
 READY_S = 60.0  # to import numpy and pydantic from a cold disk
@@ -34,7 +35,7 @@ class FarProgram:
             self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(inner)}")
             self._await_ready()
         except BaseException:
-            self._channel.close()
+            self.close()
             raise
 
     @property
@@ -66,7 +67,7 @@ class FarProgram:
 
     def close(self) -> None:
         """End it: it leaves at the end of its input. Never raises."""
-        self._channel.close()
+        close_channel(self._channel)
 
     def _read(self) -> None:
         try:

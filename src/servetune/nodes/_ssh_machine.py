@@ -63,10 +63,10 @@ def far_free_port(link: Link) -> int:
 class FarPortGuard:
     """As `_ports.PortGuard`, of the node."""
 
-    def __init__(self, link: Link, port: int) -> None:
+    def __init__(self, link: Link, port: int, was_free: bool | None = None) -> None:
         self._link = link
         self._port = port
-        self._was_free = not self._inodes()
+        self._was_free = not self._inodes() if was_free is None else was_free
 
     def check(self) -> None:
         """Return once nothing listens, or what does is another launch's. Raises NodeUnusableError after 5 s."""

@@ -56,6 +56,7 @@ class FarServer:
         time_scale: float,
         guards: Sequence[Guard],
         load: Callable[[Mark], FarProgram],
+        ended: Callable[[Mark], None] = lambda mark: None,
     ) -> None:
         self.pid = started.pid
         self.mark: Mark = launch.mark
@@ -68,6 +69,7 @@ class FarServer:
         self._time_scale = time_scale
         self._guards = guards
         self._start_load = load
+        self._ended = ended
         self._load: FarProgram | None = None
         self._exit: Exit | None = None
         self._rebooted = False
@@ -148,6 +150,7 @@ class FarServer:
         code = self.poll()
         for guard in self._guards:
             guard.check()
+        self._ended(self.mark)
         return code or Exit(code=None)
 
     def _status(self, offset_bytes: int, limit_bytes: int) -> tuple[_shell.Status, bytes]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from servetune.core.clock import WallClock
 from servetune.core.errors import NodeUnusableError, ServetuneError, SpecError
-from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
+from servetune.core.node import EnvRef, LaunchSpec, NodeFacts, Running
 from servetune.core.space import Frozen
 from servetune.nodes import _redact, _shell
 from servetune.nodes._ending import reclaimed
@@ -128,6 +128,7 @@ class SshNode:
         self._notes = notes
         self._engine: tuple[str | None, str | None] | None = None
         self._where: _Place | None = None
+        self._adopted: set[Mark] = set()
 
     def identity(self) -> str:
         """The machine, by its boot id, and the GPUs that are used."""
@@ -179,6 +180,7 @@ class SshNode:
             mark=Mark(study, str(trial), ""),
             folder=self._folder(study, trial, log_dir),
             token="",
+            digest=_digest(spec),
             activate=self._settings.activate,
             cwd=self._at_home(self._settings.cwd) if self._settings.cwd else "",
             output_filter=self._log_filter(secrets),
@@ -192,7 +194,38 @@ class SshNode:
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
-        return reclaimed(FarMachine(self.link), lambda mark: mark.study == study and self._left_behind(mark))
+        spared = {mark.starter for mark in self._adopted}
+        return reclaimed(
+            FarMachine(self.link),
+            lambda mark: mark.study == study and mark.starter not in spared and self._left_behind(mark),
+        )
+
+    def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[FarServer, Running] | None:
+        """A server that a dead tuner left running; see `core.node.Adopting`."""
+        spec = spec.model_copy(update={"env": {**self.environment(), **spec.env}})
+        for mark in {replace(m, role="") for m in FarMachine(self.link).snapshot().marks.values()}:
+            if (mark.study, mark.trial) != (study, str(trial)) or not self._left_behind(mark):
+                continue
+            token = _token(mark)
+            launch = Detached((), {}, mark, self._folder(study, trial, log_dir), token)
+            said = self.link.run(_shell.found(launch.folder, token, _digest(spec))).text
+            started = read_started(said)
+            if isinstance(started, Started):
+                self._adopted.add(mark)
+                age_s = float(said.split()[1]) * self.clock.time_scale
+                server = FarServer(
+                    self.link,
+                    launch,
+                    started,
+                    spec.port,
+                    LogCopy(Path(log_dir), fresh=True),
+                    self.clock.time_scale,
+                    [FarPortGuard(self.link, spec.port, was_free=True)],
+                    self._load,
+                    self._adopted.discard,
+                )
+                return server, Running(age_s=age_s)
+        return None
 
     def take_notes(self) -> Sequence[str]:
         """What happened to the connection since the last call, for the person who watches."""
@@ -214,8 +247,7 @@ class SshNode:
         for _ in range(_START_TRIES):
             number = next(_launches)
             mark = replace(launch.mark, starter=f"{this_tuner()}/{number}")
-            token = hashlib.sha256(mark.starter.encode()).hexdigest()[:12]
-            launch = replace(launch, mark=mark, token=token)
+            launch = replace(launch, mark=mark, token=_token(mark))
             answer = read_started(self.link.run(_shell.start(launch), _START_S).text)
             if isinstance(answer, Started):
                 return launch, answer
@@ -312,6 +344,14 @@ class SshNode:
                 )
             self._engine = read_versions(done.text)
         return self._engine or (None, None)
+
+
+def _token(mark: Mark) -> str:
+    return hashlib.sha256(mark.starter.encode()).hexdigest()[:12]
+
+
+def _digest(spec: LaunchSpec) -> str:
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:24]
 
 
 def write_far_state(folder: Path, launch: Detached, spec: LaunchSpec) -> None:

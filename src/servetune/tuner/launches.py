@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from servetune.core.benchmark import Measurement
 from servetune.core.engine import Engine, LearnsFromLogs
 from servetune.core.events import Listener, Note, RunEnded, TrialStarted
 from servetune.core.failure import Failure, Verdict
-from servetune.core.node import Node, NodeFacts
+from servetune.core.node import LaunchSpec, Node, NodeFacts
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, RunRecord
 from servetune.storage import Store
+from servetune.tuner.adoption import TakenUp, take_up
 from servetune.tuner.confirm import Candidate
 from servetune.tuner.effort import effort_of
 from servetune.tuner.gate import Gate, checker_of, random_weights
@@ -118,13 +120,48 @@ class Launches:
     def _launch(
         self, number: int, attempt: int, purpose: RunPurpose, assignment: Assignment, on_level: OnLevel
     ) -> RunResult:
-        """The launch spec is stored before anything starts, the end of the run after the server is gone."""
+        """The launch spec is stored before anything starts, the end of the run after the server is gone.
+
+        A server that a killed sitting left running is taken up; where it fails, that may be for what happened in
+        between, and it is launched anew.
+        """
+        taken_up = self._taken_up(number, attempt, purpose, assignment)
+        if taken_up is not None:
+            self._listener.on(Note(text=f"trial {number}: its server still runs and is taken up again"))
+            result = self._run(number, attempt, purpose, assignment, on_level, taken_up)
+            if result.failure is None or len(result.measurements) > len(taken_up.measurements):
+                return self._finish(number, attempt, purpose, result)
+            text = f"trial {number}: the server taken up failed ({result.failure.message}); it is launched anew"
+            self._listener.on(Note(text=text, warning=True))
+        return self._finish(number, attempt, purpose, self._run(number, attempt, purpose, assignment, on_level, None))
+
+    def _taken_up(self, number: int, attempt: int, purpose: RunPurpose, assignment: Assignment) -> TakenUp | None:
+        runs = {run.attempt: run for run in self._store.runs(self._spec.study, number)}
+        log_dir = str(self.log_dir(number, attempt))
+        spec_of = partial(self._spec_of, assignment)
+        return take_up(self._node, runs.get(attempt), purpose, log_dir, self._spec.study, spec_of)
+
+    def _spec_of(self, assignment: Assignment, port: int) -> LaunchSpec:
+        launch = self._engine.launch(assignment, self._facts, port)
+        return launch.model_copy(update={"env": {**self._node.environment(), **launch.env}})
+
+    def _run(
+        self,
+        number: int,
+        attempt: int,
+        purpose: RunPurpose,
+        assignment: Assignment,
+        on_level: OnLevel,
+        taken_up: TakenUp | None,
+    ) -> RunResult:
         study = self._spec.study
-        for sentence in self._node.reclaim(study):
-            self._listener.on(Note(text=sentence, warning=True))
-        launch = self._engine.launch(assignment, self._facts, self._node.free_port())
-        launch = launch.model_copy(update={"env": {**self._node.environment(), **launch.env}})
-        self._store.begin_run(study, number, attempt, purpose, launch, self._facts)
+        if taken_up is None:
+            for sentence in self._node.reclaim(study):
+                self._listener.on(Note(text=sentence, warning=True))
+            launch = self._spec_of(assignment, self._node.free_port())
+            self._store.begin_run(study, number, attempt, purpose, launch, self._facts)
+        else:
+            launch = taken_up.launch
         self._listener.on(
             TrialStarted(
                 trial=number,
@@ -135,19 +172,24 @@ class Launches:
             )
         )
         recorder = StoreRecorder(self._store, study, number, attempt)
+        recorder.phase_s |= {} if taken_up is None else taken_up.phase_s
         effort = self._effort() if purpose is RunPurpose.SEARCH else {}
         log_dir, gate = str(self.log_dir(number, attempt)), self._gate(number, attempt, purpose, assignment)
-        result = self._runner.run(Job(number, launch, assignment, log_dir, recorder, on_level, effort, gate))
+        result = self._runner.run(Job(number, launch, assignment, log_dir, recorder, on_level, effort, gate, taken_up))
         self._engine_learns(assignment, result.log_facts)
+        self._phase_s = recorder.phase_s
+        return result
+
+    def _finish(self, number: int, attempt: int, purpose: RunPurpose, result: RunResult) -> RunResult:
         self._store.finish_run(
-            study,
+            self._spec.study,
             number,
             attempt,
             node_s=result.node_s,
             failure=result.failure,
             log_facts=result.log_facts,
             log_warnings=result.log_warnings,
-            charges=_charges(purpose, result, recorder.phase_s),
+            charges=_charges(purpose, result, self._phase_s),
         )
         self._listener.on(RunEnded(trial=number, purpose=purpose, node_s=result.node_s, failure=result.failure))
         return result

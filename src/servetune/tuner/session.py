@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from servetune.core.errors import NodeBusyError, ServetuneError, SpecError, StudyBusyError
+from servetune.core.errors import NodeError, ServetuneError, SpecError
 from servetune.core.events import Event, Listener, Note, Step, StudyOpened
-from servetune.core.node import EnvRef, Node
+from servetune.core.node import Adopting, EnvRef, Node
 from servetune.core.study import StudyRunState, StudySpec
 from servetune.storage import Lease, MemoryLease, Store
+from servetune.tuner.adoption import unfinished
 from servetune.tuner.launches import Launches
 from servetune.tuner.loop import MakeSampler, Tuner
 from servetune.tuner.opening import known_facts, open_engine, open_node, plugin
@@ -93,15 +94,23 @@ def run_study(
         except (Interrupted, KeyboardInterrupt):
             state, reason = StudyRunState.STOPPED, "stopped on request"
             raise
-        except (StudyBusyError, NodeBusyError):
-            state = None  # the lease was lost: the state is the other tuner's to write
-            raise
         except ServetuneError as error:
             reason = str(error)
+            if any(getattr(lease, "lost", False) for lease in (study_lease, node_lease)):
+                state = None  # it is the other tuner's to write
             raise
         finally:
             if state is not None:
                 store.set_state(spec.study, state, reason)
+            if state is not None and isinstance(node, Adopting):
+                with suppress(NodeError):  # a node that cannot be reached is tidied up on resume
+                    _reclaim(spec, node, guarded)
+
+
+def _reclaim(spec: StudySpec, node: Node, listener: Listener) -> None:
+    """End what an earlier sitting left on the node."""
+    for sentence in node.reclaim(spec.study):
+        listener.on(Note(text=sentence, warning=True))
 
 
 def _tuner(
@@ -114,8 +123,8 @@ def _tuner(
     make_sampler: MakeSampler | None,
 ) -> Tuner:
     """Put the parts together; what an earlier sitting left on the node is ended first."""
-    for sentence in node.reclaim(spec.study):
-        listener.on(Note(text=sentence, warning=True))
+    if not (isinstance(node, Adopting) and unfinished(store, spec.study)):
+        _reclaim(spec, node, listener)
     facts = known_facts(spec, node)
     engine = open_engine(spec)
     module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)

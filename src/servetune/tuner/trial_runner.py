@@ -15,6 +15,7 @@ from servetune.core.failure import Evidence, Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, Node, ServerProcess
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
+from servetune.tuner.adoption import TakenUp
 from servetune.tuner.gate import Gate, random_weights
 from servetune.tuner.load_place import LoadPlace
 from servetune.tuner.probe import Probe
@@ -70,6 +71,7 @@ class Job:
     on_level: OnLevel
     effort: Mapping[int, float] = field(default_factory=dict)  # by level; 1 where it is not named
     gate: Gate | None = None
+    taken_up: TakenUp | None = None  # a server that runs already
 
 
 class TrialRunner:
@@ -99,8 +101,12 @@ class TrialRunner:
         """
         result = RunResult()
         started_s = self._node.clock.now_s()
-        self._listener.on(Step(name="launching", trial=job.trial))
-        process = self._node.start(job.launch, self._spec.study, job.trial, job.log_dir)
+        if job.taken_up is None:
+            self._listener.on(Step(name="launching", trial=job.trial))
+            process = self._node.start(job.launch, self._spec.study, job.trial, job.log_dir)
+        else:
+            process, started_s = job.taken_up.process, started_s - job.taken_up.age_s
+            result.measurements += job.taken_up.measurements
         watch = self._watch(job, process, started_s)
         try:
             result.failure = self._serve(job, watch, result)
@@ -135,9 +141,12 @@ class TrialRunner:
         job.recorder.phase("ready", watch.elapsed_s())
         if failure is None:
             failure = self._timed(job, "probe", watch, lambda: self._ask_probe(job, watch))
+        measured = {measurement.concurrency for measurement in result.measurements}
         for concurrency in self._spec.workload.concurrency:
             if failure is not None or result.pruned:
                 break
+            if concurrency in measured:
+                continue
             level = partial(self._level, job, watch, concurrency, result)
             failure = self._timed(job, f"level:{concurrency}", watch, level)
         if failure is None and not result.pruned:
@@ -252,14 +261,20 @@ class TrialRunner:
 
     def _diagnose(self, watch: Watch, hint: str | None = None) -> Failure:
         watch.drain()
+        if getattr(watch.process, "rebooted", False):
+            return _failure(
+                "host_env", Verdict.RETRY, "the node was restarted while the server ran", phase=watch.reader.phase
+            )
         return watch.reader.diagnose(watch.exit, hint)
 
 
-def _failure(slug: str, verdict: Verdict, message: str, deterministic: bool | None = None) -> Failure:
+def _failure(
+    slug: str, verdict: Verdict, message: str, deterministic: bool | None = None, phase: Phase = Phase.SERVING
+) -> Failure:
     evidence = (Evidence(line=0, text=message[:2000]),)
     return Failure(
         slug=slug,
-        phase=Phase.SERVING,
+        phase=phase,
         verdict=verdict,
         message=message,
         deterministic=deterministic,
