@@ -51,6 +51,7 @@ def test_the_quickstart_over_ssh_is_the_quickstart(servetune, sshd):
     servetune("start", here)
     servetune("start", there)
     assert story(servetune, "there") == story(servetune, "here")
+    assert [trial[1].value for trial in story(servetune, "there")].count("complete") >= 2
     assert carriers("there") == []
     report = servetune("report", "there").stdout
     assert "SIMULATED" in report

@@ -1,4 +1,4 @@
-"""Small studies over a real sshd against the simulated server, in this process, with something going wrong on the way."""
+"""Small studies over a real sshd against the simulated server, in this process; something goes wrong on the way."""
 
 from __future__ import annotations
 

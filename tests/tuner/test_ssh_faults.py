@@ -17,6 +17,7 @@ from nodes.sshd import Sshd, needs_sshd, running
 from tuner.ssh_lab import Happening, Lab
 
 from servetune.core.errors import NodeUnreachableError
+from servetune.core.trial import TrialState
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
 
@@ -41,6 +42,7 @@ def undisturbed(sshd, tmp_path_factory):
     lab = Lab(sshd, tmp_path_factory.mktemp("undisturbed"))
     file = lab.write()
     lab.sit(file)
+    assert {trial.state for trial in lab.trials(file)} == {TrialState.COMPLETE}
     return lab.story(file)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import servetune
 
 _PARTS = ("__init__.py", "plugins.py", "core", "benchmarks", "simulation")
-_SUFFIXES = (".py", ".yaml", ".txt")
 _THEN = (1980, 1, 1, 0, 0, 0)  # the same content is the same file
 
 _MAIN = """
@@ -57,4 +56,5 @@ def archive() -> bytes:
 
 
 def _files(part: Path) -> list[Path]:
-    return [part] if part.is_file() else [path for path in part.rglob("*") if path.suffix in _SUFFIXES]
+    found = [part] if part.is_file() else part.rglob("*")
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
