@@ -43,6 +43,11 @@ lock: setup
 sglang-cpu:
 	tools/sglang_cpu/install.sh
 
+# What a streamed event costs servetune's load generator, aiohttp, and three well-known load generators, side by side.
+bench-load: setup
+	PYTHON="$(PYTHON)" benchmarks/load/setup.sh
+	$(BIN)/python benchmarks/load/compare.py
+
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

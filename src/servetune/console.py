@@ -67,6 +67,11 @@ class Standing:
         self.notes: list[str] = []
         self.confirming = 0
 
+    @property
+    def unit(self) -> str:
+        """Of the objective's values."""
+        return "" if self.spec is None else self.spec.objective.unit
+
     def take(self, event: Event) -> None:
         """Update from one event."""
         match event:
@@ -192,7 +197,7 @@ class PlainView:
         if record.failure is not None:
             return f"{record.failure.slug}{self._sums()}"
         known = "" if record.duplicate_of is None else f" (known from trial {record.duplicate_of})"
-        value = "" if record.value is None else f"{tokens_per_s(record.value)} tokens/s"
+        value = "" if record.value is None else f"{tokens_per_s(record.value)} {self._standing.unit}"
         return f"{value}{known}{self._sums()}"
 
     def _sums(self) -> str:
@@ -258,7 +263,7 @@ def _sums(standing: Standing) -> RenderableType:
         if baseline is not None and baseline.value:
             ahead = 100 * ((best.value or 0) / baseline.value - 1)
             gain = f", {ahead:+.1f} % over the baseline ({tokens_per_s(baseline.value)})"
-        grid.add_row("best", f"trial {best.number}: {tokens_per_s(best.value)} tokens/s{gain}")
+        grid.add_row("best", f"trial {best.number}: {tokens_per_s(best.value)} {standing.unit}{gain}")
     if failures := standing.failures():
         grid.add_row("failed", ", ".join(f"{count} × {slug}" for slug, count in failures.most_common()))
     if spec is not None:

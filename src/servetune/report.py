@@ -12,12 +12,14 @@ from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunRecord, TrialRecord, TrialState
 from servetune.tuner.confirm import Lead, baselines, failed_again, lead, winner
+from servetune.tuner.effects import is_the_baseline, no_difference, not_in_effect
+from servetune.tuner.front import FrontPoint, front
 
 SIMULATED = "SIMULATED: every number below was invented by a model of a node, none was measured on hardware"
 
 
 class Ranked(Frozen):
-    """One line of the ranking. `levels`: concurrency → output tokens/s; `gains`: the same over the baseline, − 1."""
+    """One line of the ranking. `levels`: concurrency → what is maximised; `gains`: the same over the baseline, − 1."""
 
     trial: int
     value: float
@@ -27,6 +29,7 @@ class Ranked(Frozen):
     lead: Lead | None = None
     note: str = ""
     notices: tuple[str, ...] = ()
+    not_in_effect: tuple[str, ...] = ()
 
 
 class FailureGroup(Frozen):
@@ -40,15 +43,22 @@ class FailureGroup(Frozen):
 
 
 class Report(Frozen):
-    """A whole report. `warnings` are for the reader's judgement of everything else."""
+    """A whole report. `unit`: of the ranking's values. `front`: of two objectives.
+
+    `warnings` are for the reader's judgement of everything else.
+    """
 
     study: str
     state: str
     simulated: bool
     baseline: Ranked | None
     ranking: tuple[Ranked, ...]
+    unit: str
+    front: tuple[FrontPoint, ...]
+    objectives: tuple[str, ...]
     winner: int | None
     verdict: str
+    no_effect: tuple[int, ...]  # trials that differ from the baseline at no level, as far as one launch can tell
     failures: tuple[FailureGroup, ...]
     rejected: dict[str, int]
     node_s: dict[str, float]
@@ -67,8 +77,12 @@ def build(stored: StoredStudy, records: Sequence[TrialRecord], ledger: dict[str,
         simulated=is_simulated(records),
         baseline=None if base is None else _ranked(stored, base, base),
         ranking=tuple(_ranked(stored, record, base) for record in ordered),
+        unit=stored.spec.objective.unit,
+        front=front(records, stored.spec),
+        objectives=tuple(filter(None, (stored.spec.objective.maximize, stored.spec.objective.minimize))),
         winner=None if best is None else best.number,
         verdict=verdict(stored, records, best, base),
+        no_effect=_without_effect(ordered, base),
         failures=failure_groups(records),
         rejected=_rejections(records),
         node_s=ledger,
@@ -82,8 +96,9 @@ def is_simulated(records: Sequence[TrialRecord]) -> bool:
 
 
 def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) -> Ranked:
-    levels = {m.concurrency: m.output_tokens_per_s for m in record.measurements}
-    base_levels = {} if base is None else {m.concurrency: m.output_tokens_per_s for m in base.measurements}
+    rate = stored.spec.objective.rate
+    levels = {m.concurrency: rate(m) for m in record.measurements}
+    base_levels = {} if base is None else {m.concurrency: rate(m) for m in base.measurements}
     own = base is not None and base.number == record.number
     runs = [run for run in record.runs if run.finished_at]
     return Ranked(
@@ -93,9 +108,24 @@ def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) 
         gains={level: value / base_levels[level] - 1 for level, value in levels.items() if base_levels.get(level)},
         sets=sets(stored, record),
         lead=None if own else lead(record, base, stored.spec),
-        note="failed in its confirmation" if failed_again(record) else "",
+        note=_note(stored, record, base),
+        not_in_effect=tuple(sorted(not_in_effect(record))),
         notices=tuple(dict.fromkeys(warning for run in runs for warning in run.log_warnings)),
     )
+
+
+def _note(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) -> str:
+    """Why a trial may not win although it is in the ranking."""
+    if failed_again(record):
+        return "failed in its confirmation: it may not win"
+    if base is None or base.number == record.number:
+        return ""
+    if is_the_baseline(record, base):
+        return "ran as the baseline does, nothing that it sets is in effect: a difference is noise, and it may not win"
+    found = lead(record, base, stored.spec)
+    if found is not None and found.equivalent:
+        return "does what the baseline does, within 1 %: what it sets has no effect worth having"
+    return ""
 
 
 def sets(stored: StoredStudy, record: TrialRecord) -> str:
@@ -114,11 +144,14 @@ def verdict(
     if base is None:
         return f"trial {best.number} is the best; there is no complete baseline to compare it with"
     if best.number == base.number:
+        same = [t.number for t in records if t.number != base.number and _no_win(stored, t, base)]
+        if same:
+            return f"the baseline stands: trial {', '.join(map(str, same))} did nothing, nothing else is ahead of it"
         return "the baseline stands: nothing measured is ahead of it"
     found = lead(best, base, stored.spec)
     if found is None:
         return f"trial {best.number} is the best; the baseline measured nothing to compare it with"
-    ahead = f"trial {best.number} is {100 * found.gain:+.1f} % ahead of the baseline"
+    ahead = f"trial {best.number} is {100 * found.gain:+.1f} % ahead of the baseline{_idle(best)}"
     if found.launches == 0:
         return f"{ahead}; not confirmed in fresh launches, so expect less"
     count = f"{found.launches} fresh launches against {found.baseline_launches} of the baseline"
@@ -128,6 +161,27 @@ def verdict(
     if found.proved:
         return f"{ahead} ({interval})"
     return f"{ahead}, but the lead is not proved ({interval}): the baseline may be as good"
+
+
+def _no_win(stored: StoredStudy, record: TrialRecord, base: TrialRecord) -> bool:
+    """Whether a trial measured more than the baseline and did nothing all the same."""
+    if record.state is not TrialState.COMPLETE or record.duplicate_of is not None or failed_again(record):
+        return False
+    return (record.value or 0.0) > (base.value or 0.0) and bool(_note(stored, record, base))
+
+
+def _without_effect(ranked: Sequence[TrialRecord], base: TrialRecord | None) -> tuple[int, ...]:
+    if base is None:
+        return ()
+    return tuple(t.number for t in ranked if t.number != base.number and no_difference(t, base))
+
+
+def _idle(best: TrialRecord) -> str:
+    """What the winner sets in vain, as a clause."""
+    flags = sorted(not_in_effect(best))
+    if not flags:
+        return ""
+    return f" ({', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not in effect and may be left out)"
 
 
 def failure_groups(records: Sequence[TrialRecord]) -> tuple[FailureGroup, ...]:

@@ -12,9 +12,12 @@ import click
 from servetune import plugins
 from servetune.cli._options import open_store, storage_option
 from servetune.core.errors import SpecError, UsageError
+from servetune.core.study import StoredStudy
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
 from servetune.report import provenance
 from servetune.tuner.confirm import winner
+from servetune.tuner.front import PICKS, Pick
+from servetune.tuner.front import pick as picked
 
 EXAMPLE = """
 \b
@@ -35,14 +38,19 @@ Example:
     help=f"One of {', '.join(plugins.names('exports'))}.",
 )
 @click.option("--trial", type=int, help="Another trial than the best.")
+@click.option(
+    "--pick",
+    type=click.Choice(PICKS),
+    help="With two objectives: that end of the Pareto front, or the balanced one, which is the default.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead.")
 @storage_option
-def command(study: str, format_: str, trial: int | None, output: Path | None, storage: str) -> None:
+def command(study: str, format_: str, trial: int | None, pick: Pick | None, output: Path | None, storage: str) -> None:
     """Print the best launch command of STUDY: byte for byte the argv and environment that was measured."""
     exporter = plugins.load("exports", format_)
     with open_store(storage) as store:
         stored, records = store.study(study), store.trials(study)
-    record = _chosen(study, records, trial) if trial is not None else winner(records, stored.spec)
+    record = _chosen(stored, records, trial, pick)
     if record is None:
         raise UsageError(f"study {study!r} has no complete trial yet; `servetune status {study}` shows where it is")
     run = _measured_run(study, record)
@@ -53,7 +61,25 @@ def command(study: str, format_: str, trial: int | None, output: Path | None, st
         write_whole(output, text, executable=format_ == "shell")
 
 
-def _chosen(study: str, records: tuple[TrialRecord, ...], number: int) -> TrialRecord:
+def _chosen(
+    stored: StoredStudy, records: tuple[TrialRecord, ...], number: int | None, pick: Pick | None
+) -> TrialRecord | None:
+    """The trial of that number, the front's pick, or the winner. Raises UsageError for what cannot be chosen."""
+    if number is not None and pick is not None:
+        raise UsageError("--trial and --pick exclude each other; leave one out")
+    if number is not None:
+        return _numbered(stored.name, records, number)
+    if pick is None:
+        return winner(records, stored.spec)
+    if stored.spec.objective.minimize is None:
+        raise UsageError(
+            f"--pick {pick}: study {stored.name!r} has one objective; a second one is written as "
+            "`objective: {minimize: ttft_p99_s}`"
+        )
+    return picked(pick, records, stored.spec)
+
+
+def _numbered(study: str, records: tuple[TrialRecord, ...], number: int) -> TrialRecord:
     found = next((record for record in records if record.number == number), None)
     if found is None:
         last = len(records) - 1

@@ -13,6 +13,7 @@ from rich.text import Text
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.console import duration, tokens_per_s
 from servetune.report import SIMULATED, Ranked, Report, build
+from servetune.tuner.effects import NO_DIFFERENCE
 
 EXAMPLE = """
 \b
@@ -50,9 +51,16 @@ def show(report: Report, shown: Console) -> None:
     _unknown_first(report, shown)
     if report.ranking:
         shown.print(_ranking(report))
+    _front(report, shown)
     for ranked in report.ranking:
         if ranked.note:
-            shown.print(f"trial {ranked.trial} {ranked.note}: it may not win", markup=False, soft_wrap=True)
+            shown.print(f"trial {ranked.trial} {ranked.note}", markup=False, soft_wrap=True)
+    if report.no_effect:
+        trials = ", ".join(map(str, report.no_effect))
+        text = (
+            f"No effect seen in one launch (every level within {NO_DIFFERENCE:.0%} of the baseline's): trial {trials}"
+        )
+        shown.print(text, markup=False, soft_wrap=True)
     shown.print(f"Verdict: {report.verdict}.", markup=False, soft_wrap=True)
     _notices(report, shown)
     _failures(report, shown)
@@ -65,10 +73,22 @@ def show(report: Report, shown: Console) -> None:
 
 def _ranking(report: Report) -> Table:
     levels = sorted({level for ranked in report.ranking for level in ranked.levels})
-    table = Table("trial", "tokens/s", "gain", *(f"c={level}" for level in levels), "sets", box=None, pad_edge=False)
+    table = Table("trial", report.unit, "gain", *(f"c={level}" for level in levels), "sets", box=None, pad_edge=False)
     for ranked in report.ranking:
         table.add_row(*_row(report, ranked, levels))
     return table
+
+
+def _front(report: Report, shown: Console) -> None:
+    """The Pareto front of two objectives."""
+    if not report.front:
+        return
+    shown.print("Pareto front (none other is better in both):", markup=False)
+    table = Table("trial", *report.objectives, "export --pick", box=None, pad_edge=False)
+    for point in report.front:
+        words = (str(point.trial), tokens_per_s(point.rate), f"{point.latency_s:.4g}", ", ".join(point.picks))
+        table.add_row(*(Text(word) for word in words))
+    shown.print(table)
 
 
 def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[Text]:

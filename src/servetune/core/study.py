@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from servetune.core.benchmark import Measurement, Workload
+from servetune.core.benchmark import Workload
 from servetune.core.engine import EngineChoice
 from servetune.core.node import EnvRef
+from servetune.core.objective import Objective
 from servetune.core.space import Frozen, SearchSpace, Value
 from servetune.core.trial import TrialState
 
@@ -28,45 +28,6 @@ class NamedChoice(Frozen):
 
     name: str
     settings: Mapping[str, Any] = Field(default_factory=dict)
-
-
-class Objective(Frozen):
-    """What is maximised: a metric at one level, or its (weighted) geometric or arithmetic mean over all levels.
-
-    `limits`: upper bounds such as `{"ttft_p99_s": 2.0}`; a configuration beyond one at any level is infeasible.
-    """
-
-    maximize: Literal["output_tokens_per_s"] = "output_tokens_per_s"
-    aggregate: Literal["geometric_mean", "mean"] = "geometric_mean"
-    level: int | None = None
-    weights: Mapping[int, float] = Field(default_factory=dict)
-    limits: Mapping[str, float] = Field(default_factory=dict)
-
-    def value(self, measurements: Mapping[int, float]) -> float:
-        """Level → tokens/s, to the objective in tokens/s. Every level of the objective must be present.
-
-        Geometric mean: exp(Σ w·ln x / Σ w); a level that gave 0 makes it 0. With equal weights 1.
-        """
-        if self.level is not None:
-            return measurements[self.level]
-        weights = {level: self.weights.get(level, 0.0 if self.weights else 1.0) for level in measurements}
-        total = sum(weights.values())
-        if self.aggregate == "mean":
-            return sum(w * measurements[level] for level, w in weights.items()) / total
-        if any(measurements[level] <= 0 for level, w in weights.items() if w > 0):
-            return 0.0
-        return math.exp(sum(w * math.log(measurements[level]) for level, w in weights.items() if w > 0) / total)
-
-    def beyond_limits(self, measurement: Measurement) -> tuple[str, ...]:
-        """One sentence per limit that the measurement exceeds. Keys: `<ttft|tpot|itl|e2e>_<mean|p50|p90|p95|p99>_s`."""
-        found = []
-        for key, bound in self.limits.items():
-            metric, _, statistic = key.removesuffix("_s").rpartition("_")
-            percentiles = getattr(measurement, f"{metric}_s")
-            got = None if percentiles is None else getattr(percentiles, statistic)
-            if got is not None and got > bound:
-                found.append(f"{key} is {got:.4g} s at concurrency {measurement.concurrency}, limit {bound:g} s")
-        return tuple(found)
 
 
 class Budget(Frozen):

@@ -65,7 +65,7 @@ class RunRecord(Frozen):
 class Outcome(Frozen):
     """What became of a trial; stored before the sampler is told, so that a kill between the two loses nothing.
 
-    `value` is the objective in tokens/s, `levels` maps concurrency to output tokens/s (both finite). `constraint`: how
+    `value` is the objective, `levels` maps concurrency to what it contributes (both finite). `constraint`: how
     infeasible it is (above 0) or not (0 or below), None when that is not known. `violations` and `duplicate_of` say why
     nothing was launched. `message`: one sentence for people.
     """

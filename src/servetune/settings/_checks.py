@@ -6,17 +6,15 @@ import re
 from collections.abc import Mapping
 
 from servetune.core.benchmark import Workload
+from servetune.core.objective import LATENCIES as LIMITS
+from servetune.core.objective import OUTPUT_TOKENS, Objective
 from servetune.core.space import BundleDomain, Parameter, SearchSpace, Value
-from servetune.core.study import Objective
 from servetune.settings._adjust import option_of
 from servetune.settings._document import Node
 from servetune.settings._domains import possible_values
 from servetune.settings._problems import Problems, did_you_mean, one_of
 
 MAX_CONCURRENCY = 100_000
-_METRICS = ("ttft", "tpot", "itl", "e2e")
-_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-LIMITS = tuple(f"{metric}_{statistic}_s" for metric in _METRICS for statistic in _STATISTICS)
 _SCHEMES = re.compile(r"(sqlite|postgresql)(\+[a-z0-9]+)?://")
 
 
@@ -56,6 +54,10 @@ def check_objective(node: Node, objective: Objective, workload: Workload, proble
     if objective.weights and not sum(objective.weights.values()) > 0:
         at = node.entries["weights"]
         problems.add(at.place, at.path, "every weight is 0; one must be above 0")
+    if objective.minimize is not None and objective.minimize not in LIMITS:
+        at = node.entries["minimize"]
+        near = did_you_mean(objective.minimize, LIMITS)
+        problems.add(at.place, at.path, f"got {at.shown()}; allowed: {one_of(LIMITS)}{near}")
     for name, bound in objective.limits.items():
         at = node.entries["limits"].entries[name]
         if name not in LIMITS:
@@ -63,6 +65,16 @@ def check_objective(node: Node, objective: Objective, workload: Workload, proble
             problems.add(at.key_place, node.path, text)
         if not bound > 0:
             problems.add(at.place, at.path, f"got {bound:g}; allowed: above 0 seconds")
+
+
+def check_goodput(entries: Mapping[str, Node], objective: Objective, problems: Problems) -> None:
+    """Goodput needs limits of one request, which are the load generator's."""
+    generator = entries.get("load_generator")
+    if objective.maximize == OUTPUT_TOKENS or (generator is not None and "goodput" in generator.entries):
+        return
+    at = entries["objective"].entries["maximize"]
+    remedy = "load_generator: {name: closed_loop, goodput: {ttft_s: 2.0, tpot_s: 0.1}}"
+    problems.add(at.place, at.path, f"{objective.maximize} needs limits of one request; write them as `{remedy}`")
 
 
 def check_storage(node: Node, problems: Problems) -> None:

@@ -14,19 +14,19 @@ from servetune.core.benchmark import Workload
 from servetune.core.engine import EngineChoice
 from servetune.core.errors import SpecError
 from servetune.core.node import EnvRef
+from servetune.core.objective import Objective
 from servetune.core.space import SearchSpace
 from servetune.core.study import (
     Budget,
     Confirmation,
     NamedChoice,
     NodeChoice,
-    Objective,
     Retries,
     StudySpec,
     Timeouts,
 )
 from servetune.settings._adjust import fixing
-from servetune.settings._checks import baseline_of, check_objective, check_storage, check_workload
+from servetune.settings._checks import baseline_of, check_goodput, check_objective, check_storage, check_workload
 from servetune.settings._document import Node, node_of
 from servetune.settings._problems import Problems, one_of
 from servetune.settings._sections import keys_of, section
@@ -61,7 +61,8 @@ def study_of(root: Node, source_file: Path) -> StudySpec:
     parts |= _choices(entries, problems)
     parts |= _names(entries, parts.get("node", NodeChoice()).name == "local", problems)
     parts["workload"] = workload = _workload(entries, problems)
-    parts["objective"] = _objective(entries, workload, problems)
+    parts["objective"] = objective = _objective(entries, workload, problems)
+    check_goodput(entries, objective, problems)
     parts |= _flags(entries, source_file.parent, problems)
     problems.raise_if_any()
     return StudySpec(**parts, source_file=str(source_file))

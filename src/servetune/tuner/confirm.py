@@ -12,9 +12,11 @@ from statistics import fmean, variance
 
 from scipy import stats
 
+from servetune.core.objective import Objective
 from servetune.core.space import Frozen, Value
-from servetune.core.study import Confirmation, Objective, StudySpec
+from servetune.core.study import Confirmation, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
+from servetune.tuner.effects import is_the_baseline
 from servetune.tuner.judge import is_the_configurations
 
 #: A difference above this is never called a tie, however little is known of the noise.
@@ -44,6 +46,11 @@ class Lead(Frozen):
         """Whether the interval excludes zero."""
         return self.low is not None and self.low > 0
 
+    @property
+    def equivalent(self) -> bool:
+        """Whether the interval says that no difference from the baseline is worth having."""
+        return self.low is not None and self.high is not None and self.low >= -MOST_TIED and self.high <= MOST_TIED
+
 
 def confirmation_plan(spec: StudySpec, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
     """Every launch of the confirmation, in order; the same list however often it is asked for."""
@@ -64,16 +71,23 @@ def baselines(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 
 
 def leaders(trials: Sequence[TrialRecord], confirm: Confirmation) -> Sequence[TrialRecord]:
-    """The best `top` complete trials that are above the baseline; the earlier one wins a tie."""
-    floor = max((t.value or 0.0 for t in baselines(trials)), default=0.0)
+    """The best `top` complete trials that are above the baseline and not the same as it; the earlier one wins a tie."""
+    base = next(iter(baselines(trials)), None)
+    floor = 0.0 if base is None else base.value or 0.0
     complete = [t for t in trials if t.state is TrialState.COMPLETE and not t.baseline and t.duplicate_of is None]
     ahead = [t for t in complete if t.value is not None and t.value > floor]
+    ahead = [t for t in ahead if base is None or not is_the_baseline(t, base)]
     return sorted(ahead, key=lambda t: (-(t.value or 0.0), t.number))[: confirm.top]
+
+
+def _ahead(found: Lead | None) -> bool:
+    """A lead that is not known yet counts."""
+    return found is None or (found.gain > 0 and not found.equivalent)
 
 
 def run_value(run: RunRecord, objective: Objective, levels: Sequence[int]) -> float | None:
     """The objective of one finished run; None when it failed or a level is missing."""
-    measured = {m.concurrency: m.output_tokens_per_s for m in run.measurements}
+    measured = objective.contributions(run.measurements)
     if run.finished_at is None or run.failure is not None or any(level not in measured for level in levels):
         return None
     return objective.value(measured)
@@ -107,12 +121,13 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
 def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None:
     """What `export` gives: the confirmed leader with the highest lead; the baseline when no leader is ahead of it.
 
-    Before any confirmation: the best complete trial. None when nothing is complete.
+    A leader that ran as the baseline does, or is equivalent to it, is not ahead. Before any confirmation: the best
+    complete trial. None when nothing is complete.
     """
     base = next(iter(baselines(trials)), None)
-    ahead = [t for t in leaders(trials, spec.confirm.model_copy(update={"top": max(1, spec.confirm.top)}))]
+    ahead = list(leaders(trials, spec.confirm.model_copy(update={"top": max(1, spec.confirm.top)})))
     leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
-    standing = [t for t in ahead if not failed_again(t) and (t.number not in leads or leads[t.number].gain > 0)]
+    standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number))]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
     if confirmed:
         return _simplest(confirmed, leads, spec, {} if base is None else base.assignment)

@@ -57,9 +57,21 @@ class Gate:
             return 1
         if self.trial == BASELINE:
             return CALIBRATION
-        value = self.spec.objective.value({m.concurrency: m.output_tokens_per_s for m in measurements})
         baseline = self.store.outcome(self.spec.study, BASELINE)
-        return 1 if baseline is None or baseline.value is None or value > baseline.value else 0
+        if baseline is None or baseline.value is None:
+            return 1
+        objective = self.spec.objective
+        ahead = objective.value(objective.contributions(measurements)) > baseline.value
+        return 1 if ahead or (objective.minimize is not None and self._beats_in_one(measurements)) else 0
+
+    def _beats_in_one(self, measurements: Sequence[Measurement]) -> bool:
+        """With two objectives, whether the baseline leaves it a place on the front."""
+        runs = [run for run in self.store.runs(self.spec.study, BASELINE) if run.finished_at and run.failure is None]
+        if not runs:
+            return True
+        rate, latency_s = self.spec.objective.both(measurements)
+        base_rate, base_latency_s = self.spec.objective.both(runs[0].measurements)
+        return rate > base_rate or latency_s < base_latency_s
 
     def level(self, measurements: Sequence[Measurement]) -> Level:
         """The load under which it answers: the busiest level's.

@@ -20,7 +20,7 @@ _ORDER = tuple(Phase)
 
 def outcome_of(spec: StudySpec, failure: Failure | None, measurements: Sequence[Measurement], pruned: bool) -> Outcome:
     """The outcome of a trial whose last run ended like this."""
-    levels = {m.concurrency: m.output_tokens_per_s for m in measurements}
+    levels = spec.objective.contributions(measurements)
     if failure is None and pruned:
         return Outcome(
             state=TrialState.PRUNED,

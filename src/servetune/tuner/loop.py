@@ -167,7 +167,7 @@ class Tuner:
         def on_level(measurement: Measurement) -> bool:
             trial_id = storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
             step = steps.index(measurement.concurrency)
-            storage.set_trial_intermediate_value(trial_id, step, measurement.output_tokens_per_s)
+            storage.set_trial_intermediate_value(trial_id, step, self._spec.objective.of(measurement))
             return self._is_baseline(trial.number) or not trial.should_prune()
 
         return on_level
@@ -204,7 +204,7 @@ class Tuner:
     def _tell(self, number: int, outcome: Outcome) -> None:
         """COMPLETE with a value; infeasible as PRUNED with a constraint; faults and rejections as FAIL (invisible)."""
         trial = self._trial(number)
-        trial.set_user_attr("result", told_of(outcome, self._launches.last_search(number)))
+        trial.set_user_attr("result", told_of(outcome, self._launches.last_search(number), self._spec.objective))
         if outcome.constraint is not None:
             trial.set_constraint("feasible", outcome.constraint)
         match outcome.state:

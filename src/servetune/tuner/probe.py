@@ -15,6 +15,7 @@ PROBE_TOKENS = 32
 #: An answer in which one token fills more than this share is taken for nonsense.
 MOST_COMMON_SHARE = 0.9
 TIMEOUT_S = httpx.Timeout(connect=5.0, read=120.0, write=5.0, pool=5.0)
+INFO_TIMEOUT_S = httpx.Timeout(10.0)
 #: Token ids that every vocabulary has; a fixed, unremarkable sequence.
 PROMPT_IDS = tuple(range(100, 164, 4))
 
@@ -41,6 +42,19 @@ def probe_http(process: ServerProcess, headers: Mapping[str, str], random_weight
     if answer.status_code != 200:
         return ProbeResult(ok=False, message=f"the probe got HTTP {answer.status_code}: {answer.text[:200]}")
     return judge(answer.json(), random_weights)
+
+
+def server_info(process: ServerProcess, headers: Mapping[str, str]) -> Any:
+    """What the server says of its own arguments; None where it does not say. Never raises for what the server does."""
+    try:
+        with process.endpoint() as url:
+            for path in ("/server_info", "/get_server_info") if url.startswith("http") else ():
+                answer = httpx.get(f"{url}{path}", headers=dict(headers), timeout=INFO_TIMEOUT_S)
+                if answer.status_code == 200:
+                    return answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        pass
+    return None
 
 
 def judge(answer: Any, random_weights: bool = False) -> ProbeResult:

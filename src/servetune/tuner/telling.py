@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from servetune.core.benchmark import Measurement
+from servetune.core.objective import Objective
 from servetune.core.space import Assignment
-from servetune.core.study import Objective, StudySpec
+from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunRecord
 from servetune.search.facts import memory_facts
 
@@ -28,19 +29,22 @@ def _weights(objective: Objective, levels: tuple[int, ...]) -> dict[str, float]:
     return {str(level): told.get(level, 0.0 if told else 1.0) for level in levels}
 
 
-def told_of(outcome: Outcome, run: RunRecord | None) -> dict[str, Any]:
-    """The trial's user attribute `result`: failure class, phase and blamed flags, levels, node seconds, memory."""
+def told_of(outcome: Outcome, run: RunRecord | None, objective: Objective) -> dict[str, Any]:
+    """The trial's user attribute `result`: failure class, phase and blamed flags, levels, node seconds, memory.
+
+    Levels are what each contributes to the objective; its relative deviation is taken to be the throughput's.
+    """
     if outcome.duplicate_of is not None:
         return {"duplicate_of": outcome.duplicate_of}
     if run is None:
         return {}
     failure = run.failure
-    measured = {str(m.concurrency): m for m in run.measurements if m.valid and m.output_tokens_per_s > 0}
+    measured = {str(m.concurrency): m for m in run.measurements if m.valid and objective.of(m) > 0}
     return {
         "class": None if failure is None else failure.slug,
         "phase": None if failure is None else failure.phase.value,
         "blamed": [] if failure is None else list(failure.blamed),
-        "levels": {level: m.output_tokens_per_s for level, m in measured.items()},
+        "levels": {level: objective.of(m) for level, m in measured.items()},
         "sd": {level: _relative_sd(m) for level, m in measured.items()},
         "node_s": run.node_s,
         "facts": memory_facts(run.log_facts),

@@ -13,12 +13,13 @@ from servetune.core.engine import Engine
 from servetune.core.events import LevelDone, LevelProgress, Listener, Note, Step
 from servetune.core.failure import Evidence, Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, Node, ServerProcess
-from servetune.core.space import Assignment
+from servetune.core.space import Assignment, Value
 from servetune.core.study import StudySpec
 from servetune.tuner.adoption import TakenUp
+from servetune.tuner.effects import SERVED, flags_to_watch, sentences, served_arguments
 from servetune.tuner.gate import Gate, random_weights
 from servetune.tuner.load_place import LoadPlace
-from servetune.tuner.probe import Probe
+from servetune.tuner.probe import Probe, server_info
 from servetune.tuner.stopping import StopRequest
 from servetune.tuner.watch import Watch
 from servetune.tuner.windows import in_windows
@@ -57,6 +58,7 @@ class RunResult:
     node_s: float = 0.0
     log_facts: Mapping[str, Any] = field(default_factory=dict)
     log_warnings: tuple[str, ...] = ()
+    served: Mapping[str, Value] = field(default_factory=dict)  # arguments as the server itself says them
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,14 @@ class TrialRunner:
         job.recorder.phase("stop", now_s - before_s)
         result.node_s = now_s - watch.started_s
         job.recorder.progress(result.node_s)
-        result.log_facts, result.log_warnings = dict(watch.reader.facts()), tuple(watch.reader.warnings())
+        result.log_facts = {**watch.reader.facts(), SERVED: result.served}
+        result.log_warnings = sentences(job.assignment, result.served, tuple(watch.reader.warnings()))
 
     def _serve(self, job: Job, watch: Watch, result: RunResult) -> Failure | None:
         failure = self._until_ready(job, watch)
         job.recorder.phase("ready", watch.elapsed_s())
         if failure is None:
-            failure = self._timed(job, "probe", watch, lambda: self._ask_probe(job, watch))
+            failure = self._timed(job, "probe", watch, lambda: self._ask_probe(job, watch, result))
         measured = {measurement.concurrency for measurement in result.measurements}
         for concurrency in self._spec.workload.concurrency:
             if failure is not None or result.pruned:
@@ -198,12 +201,14 @@ class TrialRunner:
                 job.recorder.progress(saved_s)
             self._node.clock.sleep(self._node.clock.poll_s)
 
-    def _ask_probe(self, job: Job, watch: Watch) -> Failure | None:
+    def _ask_probe(self, job: Job, watch: Watch, result: RunResult) -> Failure | None:
         self._listener.on(Step(name="probing", trial=job.trial))
         answer = self._probe(watch.process, self._headers, random_weights(job.assignment))
         if not watch.look():
             return self._diagnose(watch)
         if answer.ok:
+            watched = flags_to_watch(self._spec.space, job.assignment)
+            result.served = served_arguments(server_info(watch.process, self._headers), watched)
             return None
         return _failure("wrong_output", Verdict.INFEASIBLE, answer.message, deterministic=True)
 
@@ -241,6 +246,8 @@ class TrialRunner:
 
     def _judge(self, watch: Watch, measurement: Measurement) -> Failure | None:
         """A measurement that must not be used is a failure; so is one beyond a limit of the objective."""
+        if measurement.details.get("concurrency_found") == 0:
+            return _failure("limit_exceeded", Verdict.INFEASIBLE, measurement.warnings[0], deterministic=True)
         if measurement.requests_completed == 0:
             return self._diagnose(watch, "hang" if measurement.requests_failed == 0 else "overload")
         beyond = self._spec.objective.beyond_limits(measurement)
