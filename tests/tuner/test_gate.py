@@ -213,7 +213,8 @@ def test_a_configuration_that_answers_nonsense_only_under_load_never_wins_after_
     assert fast.state is TrialState.PRUNED
     assert fast.failure is not None
     assert fast.failure.slug == "wrong_output"
-    assert "under load, 100% of the answers have one token or a short cycle repeated" in fast.failure.message
+    assert fast.failure.message.startswith("under load, ")
+    assert "of the answers have one token or a short cycle repeated" in fast.failure.message
     assert [len(record.sets) for record in records] == [2, 1]
     assert records[1].agreement.figures["idle_match"] == 1.0
     assert 0 < ledger["answers"] < 300
