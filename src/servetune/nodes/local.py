@@ -17,11 +17,12 @@ from pathlib import Path
 from pydantic import Field
 
 from servetune.core.clock import WallClock
-from servetune.core.errors import NodeUnusableError, ServetuneError, SpecError
-from servetune.core.node import LaunchSpec, NodeFacts
+from servetune.core.errors import ConversationError, NodeUnusableError, ServetuneError, SpecError
+from servetune.core.node import LaunchSpec, NodeFacts, Text
 from servetune.core.space import Frozen
+from servetune.nodes._conversation import LocalConversation
 from servetune.nodes._ending import reclaimed
-from servetune.nodes._environment import inherited
+from servetune.nodes._environment import inherited, resolved
 from servetune.nodes._gpus import Command, MemoryGuard, gpu_facts
 from servetune.nodes._launch import LOG_FILE, Launch, boot_id, left_behind, note_started, prepared, write_state, writing
 from servetune.nodes._marks import FILTER
@@ -97,6 +98,23 @@ class LocalNode:
         launch = prepared(spec, study, trial, log_dir, cwd)
         guards: Sequence[Guard] = [PortGuard(spec.port), MemoryGuard(run_command, self._visible())]
         return start_server(launch, self.clock.time_scale, guards)
+
+    def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> LocalConversation:
+        """Start a helper process, with the environment that a server gets; see `core.preflight.OffersConversation`."""
+        spec = LaunchSpec(argv=tuple(argv), env={**self.environment(), **env}, port=0)
+        words, environment, _ = resolved(spec, os.environ)
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConversationError(f"{argv[0]!r} cannot be started: {error.strerror}") from error
+        return LocalConversation(process)
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""

@@ -10,6 +10,7 @@ from servetune.core.engine import EngineChoice, LogReader, Violation
 from servetune.core.errors import SpecError
 from servetune.core.judgement import Judgement
 from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
+from servetune.core.preflight import Converse
 from servetune.core.space import Assignment, Frozen, SearchSpace, Value, same_value
 from servetune.engines.sglang import rules
 from servetune.engines.sglang._judging import judged
@@ -29,6 +30,7 @@ from servetune.engines.sglang.flags import launch_spec
 from servetune.engines.sglang.logs import SglangLogReader
 from servetune.engines.sglang.memory import Calibration, MemoryForecast, calibrate, forecast, memory_violations
 from servetune.engines.sglang.model_config import model_facts
+from servetune.engines.sglang.preflight import SglangPreflight, argv_of, preparation
 
 FRACTION = "mem-fraction-static"
 
@@ -111,6 +113,12 @@ class SglangEngine:
             raise SpecError("SGLang's version is not known: name it with --engine-version, or in the node facts")
         env = {name: value for name, value in self._choice.env.items() if isinstance(value, str)}
         return judged(argv, env, facts, capabilities, self._config(facts), self._calibration)
+
+    def preflight(self, converse: Converse, facts: NodeFacts, described: bool = False) -> SglangPreflight:
+        """See `core.preflight.OffersPreflight`. `described`: the facts are not those of the machine that answers."""
+        env = self._choice.env
+        talk = converse(argv_of(self._choice.python), env)
+        return SglangPreflight(talk, preparation(facts, described), lambda flags: self.launch(flags, facts, 30000))
 
     def memory(self, assignment: Assignment, facts: NodeFacts) -> MemoryForecast | None:
         """Memory of one GPU under an assignment; None where GPU, model or version are not known, or no rule holds."""

@@ -1,12 +1,14 @@
-"""Present NVIDIA GPUs to SGLang's argument checks on a machine that has none.
+"""Present NVIDIA GPUs to SGLang's argument checks: a machine's own, asked once, or those of a machine that is not here.
 
 Only the questions that parsing and resolution ask are answered: how many, which compute capability, how much memory,
 which packages are importable. Nothing can be computed. Install it before sglang is imported, in a process of its own.
+Runs with the engine's Python: the standard library and torch, nothing of servetune.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -51,29 +53,35 @@ MODELS = {
 
 @dataclass(frozen=True)
 class PresentedGpus:
-    """What is presented. `memory_mib`: as `nvidia-smi` would say it; `cuda`: of torch and of the driver."""
+    """What is presented. `memory_mib`: as `nvidia-smi` would say it.
+
+    `cuda`: of torch; None leaves what torch says. `packages` that are to look importable although they are not here.
+    """
 
     count: int
     capability: tuple[int, int]
     memory_mib: int
-    cuda: str
+    cuda: str | None = None
     packages: Sequence[str] = GPU_PACKAGES
+    model: str | None = None
+    driver: str = "580.95.05"
 
     @property
     def name(self) -> str:
         """Product name."""
-        return MODELS.get(self.capability, ("NVIDIA GPU", 100))[0]
+        return self.model or MODELS.get(self.capability, ("NVIDIA GPU", 100))[0]
 
     def install(self) -> None:
         """Change this process: torch's answers, `nvidia-smi` on PATH, importable packages."""
-        sys.meta_path.insert(0, _Finder(frozenset(self.packages)))
+        if self.packages:
+            sys.meta_path.insert(0, _Finder(frozenset(self.packages)))
         self._present_to_torch()
         self._put_nvidia_smi_on_path()
 
     def _present_to_torch(self) -> None:
-        import torch
-
-        torch.version.cuda = self.cuda  # type: ignore[assignment]
+        torch = importlib.import_module("torch")
+        if self.cuda is not None:
+            torch.version.cuda = self.cuda
         total_bytes = self.memory_mib << 20
         answers: dict[str, Any] = {
             "is_available": True,
@@ -91,7 +99,8 @@ class PresentedGpus:
         nothing = ("set_device", "synchronize", "empty_cache", "init", "_lazy_init", "reset_peak_memory_stats")
         for name, answer in {**answers, **dict.fromkeys(nothing)}.items():
             setattr(torch.cuda, name, _always(answer))
-        _tolerate_missing_operators(torch.library)
+        if self.packages:
+            _tolerate_missing_operators(torch.library)
 
     def _properties(self) -> types.SimpleNamespace:
         return types.SimpleNamespace(
@@ -113,12 +122,17 @@ class PresentedGpus:
 
     def _put_nvidia_smi_on_path(self) -> None:
         folder, owner = Path(tempfile.mkdtemp(prefix="presented-gpu-")), os.getpid()
-        atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+
+        def remove() -> None:
+            if os.getpid() == owner:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        atexit.register(remove)
         capability = ".".join(map(str, self.capability))
         cases = {
             "compute_cap": capability,
             "memory.total": self.memory_mib,
-            "driver_version": "580.95.05",
+            "driver_version": self.driver,
             "name": self.name,
         }
         lines = [f'*{query}*) answer="{answer}";;' for query, answer in cases.items()]
@@ -193,7 +207,7 @@ class Placeholder:
 
 class _PlaceholderModule(types.ModuleType):
     __version__ = "99.0"
-    __path__: Sequence[str] = []
+    __path__ = []  # noqa: RUF012 - what marks a module as a package
 
     def __getattr__(self, name: str) -> Placeholder:
         if name.startswith("__"):

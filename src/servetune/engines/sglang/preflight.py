@@ -1,0 +1,136 @@
+"""SGLang's own checks on a node: the program that runs there, and how its answers become verdicts and violations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servetune.core.engine import Violation
+from servetune.core.errors import ConversationError
+from servetune.core.node import LaunchSpec, NodeFacts
+from servetune.core.preflight import Conversation, PreflightVerdict
+from servetune.core.space import Assignment
+
+#: Importing SGLang from a slow file system takes minutes; one answer that takes this long is none.
+READY_S, ANSWER_S = 600.0, 150.0
+#: Reads its own program from the first line of its input, so that nothing has to be written on the node.
+BOOTSTRAP = (
+    "import json, sys, types\n"
+    "for name, text in json.loads(sys.stdin.buffer.readline()).items():\n"
+    "    module = sys.modules[name] = types.ModuleType(name)\n"
+    "    exec(compile(text, name, 'exec'), module.__dict__)\n"
+    "sys.modules['_preflight_program'].main()\n"
+)
+_PROGRAM = ("_presented_gpus", "_preflight_program")
+_FLAG = re.compile(r"--([a-z0-9][a-z0-9-]*)")
+_HIDDEN = "hidden"
+
+
+def argv_of(python: str) -> tuple[str, ...]:
+    """The command of the helper process."""
+    return (python, "-u", "-c", BOOTSTRAP)
+
+
+def preparation(facts: NodeFacts, described: bool, path: Sequence[str] = ()) -> dict[str, Any]:
+    """Its second line: the GPUs that it presents.
+
+    `described`: the GPUs are not those of the machine that answers, so packages that need one only look importable.
+    Without GPUs nothing is presented: the engine finds what it finds.
+    """
+    if not facts.gpu_names or facts.compute_capability is None or facts.gpu_memory_bytes is None:
+        return {"gpus": None, "path": list(path)}
+    gpus: dict[str, Any] = {
+        "count": facts.gpu_count,
+        "capability": facts.compute_capability,
+        "memory_mib": facts.gpu_memory_bytes >> 20,
+        "model": facts.gpu_names[0],
+        "cuda": facts.cuda_version if described else None,
+    }
+    return {"gpus": gpus if described else {**gpus, "packages": []}, "path": list(path)}
+
+
+class SglangPreflight:
+    """Implements `core.preflight.Preflight`. `command`: the launch spec of an assignment."""
+
+    def __init__(
+        self, talk: Conversation, prepared: Mapping[str, Any], command: Callable[[Assignment], LaunchSpec]
+    ) -> None:
+        self._talk, self._command = talk, command
+        self._ready: Mapping[str, Any] | None = None
+        folder = Path(__file__).parent
+        talk.say(json.dumps({name: (folder / f"{name}.py").read_text("utf-8") for name in _PROGRAM}))
+        talk.say(json.dumps(prepared))
+
+    @property
+    def version(self) -> str:
+        """Of the SGLang that answers. Waits until it is warm. Raises ConversationError."""
+        if self._ready is None:
+            self._ready = self._heard(READY_S)
+        if not self._ready.get("ready"):
+            raise ConversationError(str(self._ready.get("error") or "SGLang's checks could not be imported"))
+        return str(self._ready["version"])
+
+    def ask(self, assignment: Assignment) -> PreflightVerdict:
+        """See `core.preflight.Preflight`."""
+        spec = self._command(assignment)
+        arguments = spec.argv[spec.argv.index("--model-path") :]
+        return self.judge(
+            [word if isinstance(word, str) else _HIDDEN for word in arguments],
+            {name: text for name, text in spec.env.items() if isinstance(text, str)},
+        )
+
+    def judge(self, argv: Sequence[str], env: Mapping[str, str]) -> PreflightVerdict:
+        """The verdict on arguments as they follow the program. Raises ConversationError."""
+        assert self.version
+        self._talk.say(json.dumps({"argv": list(argv), "env": dict(env)}))
+        told = self._heard(ANSWER_S)
+        try:
+            return PreflightVerdict(
+                ok=told["ok"],
+                decided=told["decided"],
+                stage=told["stage"],
+                message=told["message"] or "",
+                where=told["where"] or "",
+                warnings=tuple(told.get("warnings") or ()),
+                resolved=told.get("resolved") or {},
+                took_ms=told.get("ms", 0.0),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConversationError(f"SGLang's checks answered something else: {str(told)[:200]!r}") from error
+
+    def violation(self, assignment: Assignment, verdict: PreflightVerdict) -> Violation:
+        """See `core.preflight.Preflight`. The flags are those that the message names, else all of the assignment."""
+        return violation(assignment, verdict)
+
+    def close(self) -> None:
+        """End the helper process."""
+        self._talk.close()
+
+    def _heard(self, timeout_s: float) -> dict[str, Any]:
+        line = self._talk.hear(timeout_s)
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise ConversationError(f"SGLang's checks answered {line[:200]!r}, which is not theirs")
+        return told
+
+
+def violation(assignment: Assignment, verdict: PreflightVerdict) -> Violation:
+    """A refusal of the engine itself."""
+    words = {
+        *_FLAG.findall(verdict.message),
+        *(w.replace("_", "-") for w in re.findall(r"[a-z0-9_]+", verdict.message)),
+    }
+    named = tuple(flag for flag in assignment if flag in words)
+    return Violation(
+        rule=f"preflight.{verdict.stage or 'check'}",
+        layer="preflight",
+        flags=named or tuple(assignment),
+        message=verdict.message or f"SGLang ends in {verdict.stage} without a message",
+        source=f"sglang/{verdict.where}" if verdict.where else "SGLang's own parser on the node",
+    )
