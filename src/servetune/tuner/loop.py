@@ -23,6 +23,7 @@ from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
 from servetune.search._history import OF_MEMORY
 from servetune.storage import Store
+from servetune.tuner.checks import NodeChecks, refused_on_node, rejection, stored
 from servetune.tuner.confirm import confirmation_plan
 from servetune.tuner.judge import outcome_of
 from servetune.tuner.launches import Launches, OnLevel
@@ -51,6 +52,7 @@ class Tuner:
         launches: Launches,
         listener: Listener,
         make_sampler: MakeSampler | None = None,
+        checks: NodeChecks | None = None,
     ) -> None:
         sampling.quiet_optuna()
         self._spec, self._store, self._engine, self._facts = spec, store, engine, facts
@@ -64,6 +66,8 @@ class Tuner:
         self._settings = self._sampler_module.Settings.model_validate(dict(spec.sampler.settings))
         self._expected_gain: float | None = None
         self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
+        self._checks = checks
+        self._refused = {configuration_key(self._effective(a)) for a in refused_on_node(store.trials(spec.study))}
         self._study = self._load_study()
         self._progress = Progress(spec, store)
         launches.guided = isinstance(self._new_sampler(0), sampling.Guided)
@@ -150,12 +154,21 @@ class Tuner:
             return None
         violations = self._engine.check(assignment, self._facts)
         if violations:
-            return Outcome(
-                state=TrialState.REJECTED,
-                violations=tuple(violations),
-                message="; ".join(v.message for v in violations),
-            )
-        return self._progress.seen(number, self._engine.effective(assignment, self._facts), self._effective)
+            return rejection(violations)
+        seen = self._progress.seen(number, self._engine.effective(assignment, self._facts), self._effective)
+        return seen or self._asked(number, assignment)
+
+    def _asked(self, number: int, assignment: Assignment) -> Outcome | None:
+        """A refusal by the engine's own checks on the node. What they said is kept with the trial."""
+        verdict = None if self._checks is None else self._checks.verdict(assignment)
+        if self._checks is None or verdict is None:
+            return None
+        self._trial(number).set_user_attr("preflight", stored(verdict))
+        if verdict.ok:
+            return None
+        self._refused.add(configuration_key(self._effective(assignment)))
+        self._keys.clear()
+        return rejection([self._checks.violation(assignment, verdict)])
 
     def _effective(self, assignment: Assignment) -> Assignment:
         return self._engine.effective(assignment, self._facts)
@@ -254,7 +267,8 @@ class Tuner:
         if told not in self._keys:
             assignment = self._space.expand(point)
             fine = not self._engine.check(assignment, self._facts)
-            self._keys[told] = configuration_key(self._effective(assignment)) if fine else None
+            key = configuration_key(self._effective(assignment)) if fine else None
+            self._keys[told] = None if key in self._refused else key
         return self._keys[told]
 
     def _recover(self) -> None:

@@ -13,6 +13,7 @@ from servetune.core.node import Adopting, EnvRef, Node
 from servetune.core.study import StudyRunState, StudySpec
 from servetune.storage import Lease, MemoryLease, Store
 from servetune.tuner.adoption import unfinished
+from servetune.tuner.checks import NodeChecks
 from servetune.tuner.launches import Launches
 from servetune.tuner.loop import MakeSampler, Tuner
 from servetune.tuner.opening import known_facts, open_engine, open_node, plugin
@@ -88,7 +89,7 @@ def run_study(
         state: StudyRunState | None = StudyRunState.FAILED
         reason = "the tuner crashed"
         try:
-            reason = _tuner(spec, store, node, guarded, stop, probe, make_sampler).run()
+            reason = _tuner(spec, store, node, guarded, stop, probe, make_sampler, held).run()
             state = StudyRunState.FINISHED
             return reason
         except (Interrupted, KeyboardInterrupt):
@@ -121,6 +122,7 @@ def _tuner(
     stop: StopRequest,
     probe: Probe,
     make_sampler: MakeSampler | None,
+    held: ExitStack,
 ) -> Tuner:
     """Put the parts together; what an earlier sitting left on the node is ended first."""
     if not (isinstance(node, Adopting) and unfinished(store, spec.study)):
@@ -133,4 +135,6 @@ def _tuner(
     launches = Launches(spec, store, node, engine, runner, facts, study_dir(spec), listener)
     spent_s = sum(store.ledger(spec.study).values())
     listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))
-    return Tuner(spec, store, engine, facts, launches, listener, make_sampler)
+    checks = NodeChecks(node, engine, facts, {**spec.space.fixed, **spec.baseline}, listener)
+    held.callback(checks.close)
+    return Tuner(spec, store, engine, facts, launches, listener, make_sampler, checks)

@@ -152,7 +152,6 @@ class _Question:
 def in_fork(argv: Sequence[str], env: Mapping[str, str], keys: Sequence[str] | None = None) -> dict[str, Any]:
     """The verdict, from a child process; imports afterwards what the child had to import."""
     begin_s = time.monotonic()
-    _read_model(argv)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -167,6 +166,8 @@ def in_fork(argv: Sequence[str], env: Mapping[str, str], keys: Sequence[str] | N
     verdict: dict[str, Any] = json.loads(text)
     verdict["ms"] = round(1000 * (time.monotonic() - begin_s), 1)
     _warm(verdict.pop("imported"))
+    if verdict["ok"]:
+        _read_model(argv)
     return verdict
 
 
@@ -206,7 +207,10 @@ _read: set[str] = set()
 
 
 def _read_model(argv: Sequence[str]) -> None:
-    """Lets the engine read a model's config once in the warm process, where it keeps it: it takes most of a verdict."""
+    """Lets the engine read a model's config once in the warm process, where it keeps it: it takes most of a verdict.
+
+    Only what has gone well in a fork is done here.
+    """
     words = ["--trust-remote-code"] if "--trust-remote-code" in argv else []
     for flag in ("--model-path", "--model", "--revision"):
         words += [flag, argv[argv.index(flag) + 1]] if flag in argv[:-1] else []

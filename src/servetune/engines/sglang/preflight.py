@@ -12,7 +12,7 @@ from servetune.core.engine import Violation
 from servetune.core.errors import ConversationError
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.preflight import Conversation, PreflightVerdict
-from servetune.core.space import Assignment
+from servetune.core.space import Assignment, Value
 
 #: Importing SGLang from a slow file system takes minutes; one answer that takes this long is none.
 READY_S, ANSWER_S = 600.0, 150.0
@@ -25,7 +25,7 @@ BOOTSTRAP = (
     "sys.modules['_preflight_program'].main()\n"
 )
 _PROGRAM = ("_presented_gpus", "_preflight_program")
-_FLAG = re.compile(r"--([a-z0-9][a-z0-9-]*)")
+_WORD = re.compile(r"[a-z0-9_-]+")
 _HIDDEN = "hidden"
 
 
@@ -122,11 +122,9 @@ class SglangPreflight:
 
 def violation(assignment: Assignment, verdict: PreflightVerdict) -> Violation:
     """A refusal of the engine itself."""
-    words = {
-        *_FLAG.findall(verdict.message),
-        *(w.replace("_", "-") for w in re.findall(r"[a-z0-9_]+", verdict.message)),
-    }
-    named = tuple(flag for flag in assignment if flag in words)
+    text = verdict.message.lower()
+    words = {word.strip("-").replace("_", "-") for word in _WORD.findall(text)}
+    named = tuple(flag for flag, value in assignment.items() if flag in words or _is_said(value, text))
     return Violation(
         rule=f"preflight.{verdict.stage or 'check'}",
         layer="preflight",
@@ -134,3 +132,8 @@ def violation(assignment: Assignment, verdict: PreflightVerdict) -> Violation:
         message=verdict.message or f"SGLang ends in {verdict.stage} without a message",
         source=f"sglang/{verdict.where}" if verdict.where else "SGLang's own parser on the node",
     )
+
+
+def _is_said(value: Value, text: str) -> bool:
+    """Whether a message speaks of a value: of a word, numbers stand in many."""
+    return isinstance(value, str) and len(value) > 3 and value.lower() in text
