@@ -33,7 +33,9 @@ H200 = {
 }
 EP = "--tp-size 8 --cuda-graph-max-bs 128 --moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass"
 WORDS = shlex.split(
-    f"""{EP} --dp-size 0 -1 1e9 '' -- - --pp-size --ep-size --page-size --chunked-prefill-size --cuda-graph-bs nan
+    f"""{EP} --dp-size 0 -1 1e9 '' -- - --pp-size --ep-size --page-size --chunked-prefill-size --cuda-graph-bs nan inf
+    --tp-size --nnodes --pp-size 1000000000000000000000
+    --enable-hierarchical-cache --swa-full-tokens-ratio --enable-eplb --ep-num-redundant-experts --max-total-tokens
     --mem-fraction-static --context-length --max-running-requests --json-model-override-args {{}} []
     '{{"num_hidden_layers": "x"}}' --speculative-algorithm EAGLE --enable-dp-attention --attn-cp-size --quantization"""
 )

@@ -39,7 +39,7 @@ ANSWER_S = 120.0
 #: Modules of these packages that a question imported are imported in the warm process before the next one.
 WARM_PACKAGES = ("sglang", "transformers", "torch", "flashinfer", "sgl_kernel")
 #: What the engine's checks raise. Anything else is trouble of the machine, not a judgement on arguments.
-JUDGEMENTS = (AssertionError, ValueError, NotImplementedError, RuntimeError, TypeError, KeyError)
+JUDGEMENTS = (AssertionError, ValueError, NotImplementedError, RuntimeError, TypeError, LookupError, ArithmeticError)
 
 
 def prepare(options: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from servetune.engines.sglang.rules._registry import parse_version
 from servetune.engines.sglang.rules._run import run
 from servetune.engines.sglang.rules._state import State
 from servetune.engines.sglang.rules.memory_defaults import post_capture_sizing, prefill_graph_sizes
+from servetune.engines.sglang.rules.sizes import below_one
 
 __all__ = [
     "MEMORY_RULES",
@@ -104,9 +105,11 @@ def forecast(
     None also for models with linear attention: their recurrent states share the pool, by rules that are not modelled.
     """
     state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
-    if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention:
+    if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention or below_one(state):
         return None
     named = state.mem_fraction_static is not None
+    if named and not 0 <= state.mem_fraction_static <= 1:  # a rule of its own says so
+        return None
     run(state)
     return _forecast(state, named, _known(state, assignment, facts, engine_version, model_config, calibration))
 

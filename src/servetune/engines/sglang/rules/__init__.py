@@ -33,6 +33,7 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     overlap,
     runtime,
     runtime_kernels,
+    sizes,
     speculative,
 )
 from servetune.engines.sglang.rules._registry import Rule, all_rules, parse_version
@@ -59,6 +60,7 @@ _MODULES = (
     overlap,
     runtime,
     runtime_kernels,
+    sizes,
     speculative,
 )
 

@@ -57,6 +57,7 @@ Effects: TypeAlias = Iterator[Effect]
 class Stage(Enum):
     """Steps of the engine's resolution; their order per version stands in `_run.PIPELINES`."""
 
+    SIZES = "sizes"
     EARLY = "early"
     MODEL_CONFIG = "model_config"
     GRAPHS = "graphs"
@@ -99,6 +100,7 @@ class Rule:
     summary: str
     check: Callable[[State], Effects]
     architectures: frozenset[str] | None = None
+    final: bool = False  # what it refuses makes every later rule meaningless
 
     def holds_for(self, version: Version, major: int | None, architecture: str) -> bool:
         """Whether the rule can say anything for this version, GPU and model architecture."""
@@ -147,6 +149,7 @@ def rule(
     majors: tuple[int, ...] | None = None,
     architectures: frozenset[str] | None = None,
     layer: Layer = "rule",
+    final: bool = False,
 ) -> Callable[[Callable[[State], Effects]], Callable[[State], Effects]]:
     """Register the decorated generator as the rule `id`. Its docstring's first line is the rule's summary.
 
@@ -167,6 +170,7 @@ def rule(
             summary=(check.__doc__ or "").strip().partition("\n")[0],
             check=check,
             architectures=architectures,
+            final=final,
         )
         return check
 

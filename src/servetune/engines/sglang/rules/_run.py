@@ -17,7 +17,7 @@ from servetune.engines.sglang.rules._state import DEFAULTS, State
 _S = Stage
 #: `ServerArgs.__post_init__` followed by `check_server_args` up to 0.5.11.
 _TO_0_5_11 = (
-    _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.ATTENTION,
+    _S.SIZES, _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.ATTENTION,
     _S.LINEAR_ATTENTION, _S.KV_CACHE, _S.PAGE, _S.HIERARCHICAL_CACHE, _S.DATA_PARALLEL, _S.CONTEXT_PARALLEL,
     _S.MOE_RUNNER, _S.A2A, _S.EPLB, _S.PIPELINE_PARALLEL, _S.SPECULATIVE, _S.BUDGET, _S.CACHE, _S.DETERMINISTIC,
     _S.CHECK, _S.RUNTIME, _S.IDLE,
@@ -25,7 +25,7 @@ _TO_0_5_11 = (
 #: From 0.5.12 on deterministic inference settles the attention backend before its automatic choice; 0.5.19 and later
 #: run the same order in `arg_groups/pipeline.run_resolution_pipeline`.
 _FROM_0_5_12 = (
-    _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.DETERMINISTIC,
+    _S.SIZES, _S.EARLY, _S.MODEL_CONFIG, _S.GRAPHS, _S.MEMORY, _S.MODEL, _S.ALLREDUCE, _S.SAMPLING, _S.DETERMINISTIC,
     _S.ATTENTION, _S.GRAPHS_LATE, _S.LINEAR_ATTENTION, _S.KV_CACHE, _S.PAGE, _S.HIERARCHICAL_CACHE, _S.DATA_PARALLEL,
     _S.CONTEXT_PARALLEL, _S.MOE_RUNNER, _S.A2A, _S.EPLB, _S.PIPELINE_PARALLEL, _S.SPECULATIVE, _S.BUDGET, _S.CACHE,
     _S.CHECK, _S.RUNTIME, _S.IDLE,
@@ -87,6 +87,8 @@ def run(state: State) -> Outcome:
                     chosen.add(effect.field)
                 if isinstance(effect, Assign) and before != effect.value:
                     changes.append(Change(effect.field, before, effect.value, effect.reason, rule.source))
+        if rule.final and violations:
+            break
     resolved = {name: values[name] for name in (*DEFAULTS, *state.user)}
     return Outcome(tuple(violations), tuple(changes), tuple(idle), resolved)
 
