@@ -4,7 +4,8 @@
 
 Both measure each level in turn, round after round, so that what changes on the machine meanwhile meets both. Printed
 per level: the means over the rounds of output tokens/s in the steady part, and how far they are apart; and what
-bench_serving itself reports, with ramp and tail.
+bench_serving itself reports, with ramp and tail. Lengths are uniform from half the given ones on: requests of one
+length that begin together stay in step, which only bench_serving does.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from statistics import fmean
 from servetune.benchmarks import closed_loop, sglang_bench
 from servetune.core.benchmark import Level, Workload
 from servetune.core.clock import WallClock
+
+RATIO = 0.5
 
 
 def main() -> None:
@@ -27,10 +30,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="per level and round; without it 12 waves, at least 40")
     options = parser.parse_args()
     env = {name: os.environ[name] for name in ("SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE") if name in os.environ}
-    tools = {
-        "servetune": closed_loop.create(closed_loop.Settings(check_answers=False)),
-        "bench_serving": sglang_bench.create(sglang_bench.Settings(python=options.python, env=env)),
+    lengths = {
+        side: (max(1, int(tokens * RATIO)), tokens)
+        for side, tokens in (("input", options.input_tokens), ("output", options.output_tokens))
     }
+    settings = closed_loop.Settings.model_validate({"lengths": {"uniform": lengths}})
+    second = sglang_bench.Settings(python=options.python, env=env, range_ratio=RATIO)
+    tools = {"servetune": closed_loop.create(settings), "bench_serving": sglang_bench.create(second)}
     print(f"{'level':>6} {'servetune':>12} {'bench_serving':>14} {'apart':>8} {'it reports':>12}  valid rounds")
     for concurrency in map(int, options.concurrency.split(",")):
         found = {name: [] for name in tools}
@@ -41,8 +47,10 @@ def main() -> None:
                 requests_per_level=options.requests or max(40, 12 * concurrency),
             )
             level = Level(concurrency=concurrency, workload=workload, limit_s=300, window=window)
-            for name, tool in tools.items():
+            order = list(tools.items())[:: 1 if window % 2 else -1]
+            for name, tool in order:
                 measured = tool.run(options.url, level, WallClock(), lambda progress: True, {})
+                print(f"  {name}, round {window}: {measured.output_tokens_per_s:.1f}", flush=True)
                 found[name].append(measured)
                 for warning in () if measured.valid else measured.warnings:
                     print(f"  {name}, level {concurrency}: {warning}", flush=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from servetune import __version__
+from servetune.core.answers import Agreement, AnswerRecord
 from servetune.core.node import NodeFacts
 from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy
@@ -58,6 +59,7 @@ class Report(Frozen):
     objectives: tuple[str, ...]
     winner: int | None
     verdict: str
+    answers: dict[int, Agreement]  # trial → what the correctness gate made of its last launch's answers
     no_effect: tuple[int, ...]  # trials that differ from the baseline at no level, as far as one launch can tell
     failures: tuple[FailureGroup, ...]
     rejected: dict[str, int]
@@ -65,7 +67,12 @@ class Report(Frozen):
     warnings: tuple[str, ...]
 
 
-def build(stored: StoredStudy, records: Sequence[TrialRecord], ledger: dict[str, float]) -> Report:
+def build(
+    stored: StoredStudy,
+    records: Sequence[TrialRecord],
+    ledger: dict[str, float],
+    answers: Sequence[AnswerRecord] = (),
+) -> Report:
     """The report of a study in any state."""
     complete = [r for r in records if r.state is TrialState.COMPLETE and r.duplicate_of is None and r.value is not None]
     ordered = sorted(complete, key=lambda r: (-(r.value or 0.0), r.number))
@@ -83,6 +90,7 @@ def build(stored: StoredStudy, records: Sequence[TrialRecord], ledger: dict[str,
         winner=None if best is None else best.number,
         verdict=verdict(stored, records, best, base),
         no_effect=_without_effect(ordered, base),
+        answers={record.trial: record.agreement for record in answers},
         failures=failure_groups(records),
         rejected=_rejections(records),
         node_s=ledger,

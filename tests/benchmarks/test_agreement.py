@@ -1,5 +1,6 @@
 """The correctness gate: 200 honest baselines against themselves, and configurations that answer nonsense."""
 
+import json
 import random
 
 import pytest
@@ -165,6 +166,28 @@ def test_a_server_that_answers_nonsense_only_under_load_is_caught():
         verdict = generator.agreement(reference, ask(process.behaving("--itl-s", 0.002, "--nonsense-above", 16)), False)
     assert verdict.wrong
     assert all("under load" in text for text in verdict.findings)
+
+
+@pytest.mark.parametrize("api", ["sglang", "openai"])
+def test_tasks_are_asked_under_load_and_a_drop_is_wrong_output(tmp_path, api):
+    path = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": f"question {number}", "expected": f"question {number}"[::-1]} for number in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    generator = closed_loop.create(closed_loop.Settings(tasks=str(path)))
+    assert "20 tasks" in generator.remarks[0]
+    assert "a drop by 45% of all tasks would be noticed with a probability of 80%" in generator.remarks[0]
+    level = Level(concurrency=32, workload=Workload(input_tokens=16, output_tokens=20, api=api), limit_s=60)
+    fast = ("--itl-s", 0.004, "--ttft-s", 0.01)
+    with exact_rate_server(*fast) as process:
+        honest, mad = (
+            generator.answers(server.url, level, WallClock(), lambda progress: True, {})
+            for server in (process.behaving(*fast), process.behaving(*fast, "--nonsense-above", 16))
+        )
+    assert honest.solved == (True,) * 20
+    fine, worse = generator.agreement([honest], honest, False), generator.agreement([honest], mad, False)
+    assert not fine.wrong
+    assert (fine.figures["tasks"], fine.figures["tasks_solved"]) == (20, 20)
+    assert any("tasks solved where the baseline solves 20" in text for text in worse.findings)
 
 
 def test_asking_can_be_ended():

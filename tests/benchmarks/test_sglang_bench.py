@@ -105,7 +105,7 @@ def test_begins_follow_from_the_order_of_a_closed_loop(tmp_path):
     found = read_report(path)
     assert [request.begin_s for request in found.requests] == [0, 0, 2, 3, 4]
     assert [request.end_s for request in found.requests] == [2, 3, 4, 5, 5]
-    measured = steady(found, level(concurrency=2), 1.0, ())
+    measured = steady(found, level(concurrency=2), 1.0, (), 1)
     # from 2 (the first answer is over) to 4 (the last begins), both places are filled
     assert measured.duration_s == 2
     # place one: 2 tokens; place two: 2/2 = 1 of the three-token answer's last gap, and half of the next answer

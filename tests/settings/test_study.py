@@ -146,3 +146,15 @@ def test_a_file_that_is_too_large(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_studies(path):
     assert load_study(path).study == path.stem
+
+
+def test_files_of_the_load_generator_lie_beside_the_study(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "2 + 2 =", "expected": "4"}\n')
+    (tmp_path / "traffic.jsonl").write_text('{"input": 5, "output": 7}\n')
+    (tmp_path / "s.yaml").write_text(
+        "study: s\nengine: {name: sglang, model: /m}\nsearch_space: {parameters: {tp-size: [1, 2]}}\n"
+        "load_generator: {name: closed_loop, tasks: tasks.jsonl, lengths: {trace: traffic.jsonl}}\n"
+    )
+    settings = load_study(tmp_path / "s.yaml").load_generator.settings
+    assert settings["tasks"] == str(tmp_path / "tasks.jsonl")
+    assert settings["lengths"] == {"trace": str(tmp_path / "traffic.jsonl")}

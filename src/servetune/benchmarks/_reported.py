@@ -70,8 +70,13 @@ def _requests(document: dict[str, Any], held: int) -> tuple[Request, ...]:
     return tuple(found)
 
 
-def steady(reported: Reported, level: Level, node_s_per_wall_s: float, notes: Sequence[str]) -> Measurement:
-    """The part between the end of the first wave and the begin of the last request, in node seconds."""
+def steady(
+    reported: Reported, level: Level, node_s_per_wall_s: float, notes: Sequence[str], least_tokens: int
+) -> Measurement:
+    """The part between the end of the first wave and the begin of the last request, in node seconds.
+
+    `least_tokens`: the fewest that any request asked for.
+    """
     good = [r for r in reported.requests if not r.error and r.tokens > 0 and r.ttft_s > 0]
     bad = len(reported.requests) - len(good)
     begin_s = min((r.end_s for r in reported.requests[: reported.held]), default=0.0)
@@ -81,9 +86,9 @@ def steady(reported: Reported, level: Level, node_s_per_wall_s: float, notes: Se
         reason = next(r.error for r in reported.requests if r not in good) or "no token"
         warnings.append(f"{bad} requests failed: {' '.join(reason.split())[:160]}")
         valid = bad <= FAILED_AT_MOST * len(reported.requests)
-    short = sum(r.tokens < level.workload.output_tokens for r in good)
+    short = sum(r.tokens < least_tokens for r in good)
     if short:
-        warnings.append(f"{short} answers had fewer tokens than the {level.workload.output_tokens} asked for")
+        warnings.append(f"{short} answers had fewer tokens than the {least_tokens} asked for")
         valid = valid and short <= FAILED_AT_MOST * len(good)
     if not good or end_s <= begin_s:
         warnings.append("no part of the run had every place filled")

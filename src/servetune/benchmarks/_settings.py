@@ -7,7 +7,7 @@ from pydantic import Field
 from servetune.benchmarks._goodput import GoodputLimits
 from servetune.benchmarks._lengths import Arrivals, LengthSpec, lengths_of
 from servetune.benchmarks._level import Demand
-from servetune.benchmarks._tasks import read_tasks
+from servetune.benchmarks._tasks import detectable_drop, power, read_tasks
 from servetune.core.benchmark import Workload
 from servetune.core.space import Frozen
 
@@ -29,6 +29,13 @@ class LoadSettings(Frozen):
     processes: int | None = Field(default=None, ge=1, le=64)
     tasks: str | None = None
     check_answers: bool = True
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of these settings before they are used."""
+        if self.tasks is None:
+            return ()
+        count = len(read_tasks(self.tasks))
+        return (f"{count} tasks of {self.tasks} are asked under load: {power(detectable_drop(count))}",)
 
     def demand(self, workload: Workload, arrivals: Arrivals | None = None) -> Demand:
         """What these settings ask of a level of `workload`. Raises SpecError for a trace that cannot be used."""

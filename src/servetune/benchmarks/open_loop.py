@@ -65,6 +65,11 @@ class LoadGenerator:
         return measure(base_url, level, clock, go_on, headers, demand)
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know before a study: the power of the user's own tasks."""
+        return self._settings.remarks()
+
+    @property
     def checks_answers(self) -> bool:
         """Whether the correctness gate is wanted."""
         return self._settings.check_answers

@@ -35,12 +35,15 @@ REPORT = "report.jsonl"
 class Settings(Frozen):
     """`python`: an interpreter with SGLang, usually the engine's. `tokenizer`: where the server's model folder cannot
     be read here. `env`: for that process, such as `{SGLANG_USE_CPU_ENGINE: "1"}`. `arguments`: more of its own.
+    `range_ratio`: lengths are uniform from this share of the workload's on; at 1 all requests are alike, and since they
+    begin together they stay in step, which is a load of its own.
     """
 
     python: str
     tokenizer: str | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    range_ratio: float = Field(default=1.0, gt=0, le=1)
 
 
 def create(settings: Settings) -> LoadGenerator:
@@ -78,7 +81,8 @@ class LoadGenerator:
         notes = () if note is None else (note,)
         if reported is None:
             return failed(level, (*notes, told))
-        return steady(reported, level, scale, notes)
+        least = max(1, int(level.workload.output_tokens * self._settings.range_ratio))
+        return steady(reported, level, scale, notes, least)
 
     def _command(
         self, url: str, level: Level, tokenizer: str, headers: Mapping[str, str], folder: Path
@@ -93,7 +97,7 @@ class LoadGenerator:
             "dataset-name": "random-ids",
             "random-input-len": workload.input_tokens,
             "random-output-len": workload.output_tokens,
-            "random-range-ratio": 1.0,
+            "random-range-ratio": self._settings.range_ratio,
             "num-prompts": max(requests, 2 * level.concurrency + 2),
             "max-concurrency": level.concurrency,
             "seed": workload.seed + 1009 * level.window + level.concurrency,

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from servetune import plugins
 from servetune.cli._options import console
 from servetune.cli._validation import Setting, fitted, setting
 from servetune.core.engine import Violation
@@ -64,10 +65,18 @@ def survey(spec: StudySpec, against: Setting, sample: int) -> dict[str, Any]:
         "rejected": dict(reasons.most_common()),
         "baseline": [v.model_dump(mode="json") for v in engine.check({**space.fixed, **spec.baseline}, facts)],
         "memory": [] if tell is None else tell(drawn, facts),
-        "notes": list(notes),
+        "notes": [*notes, *remarks(spec)],
         "engine_version": facts.engine_version,
         "simulated": facts.simulated,
     }
+
+
+def remarks(spec: StudySpec) -> tuple[str, ...]:
+    """What the load generator has to say of its settings, such as what drop its tasks would show."""
+    module = plugins.load("benchmarks", spec.load_generator.name)
+    generator = module.create(module.Settings.model_validate(dict(spec.load_generator.settings)))
+    found: tuple[str, ...] = getattr(generator, "remarks", ())
+    return found
 
 
 def reason(violation: Violation) -> str:

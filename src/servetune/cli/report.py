@@ -36,7 +36,8 @@ _LINE = re.compile(r"^line \d+: ")
 def command(study: str, storage: str, as_json: bool) -> None:
     """Rank STUDY's configurations against the baseline at each concurrency level; say what failed and why."""
     with open_store(storage) as store:
-        report = build(store.study(study), store.trials(study), dict(store.ledger(study)))
+        ledger = dict(store.ledger(study))
+        report = build(store.study(study), store.trials(study), ledger, store.answers(study))
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
@@ -62,6 +63,7 @@ def show(report: Report, shown: Console) -> None:
         )
         shown.print(text, markup=False, soft_wrap=True)
     shown.print(f"Verdict: {report.verdict}.", markup=False, soft_wrap=True)
+    _answers(report, shown)
     _notices(report, shown)
     _failures(report, shown)
     _costs(report, shown)
@@ -100,6 +102,26 @@ def _row(report: Report, ranked: Ranked, levels: list[int]) -> list[Text]:
     cells = [_cell(ranked, level) for level in levels]
     words = [f"{ranked.trial}{mark}", tokens_per_s(ranked.value), gain, *cells, ranked.sets]
     return [Text(word) for word in words]
+
+
+def _answers(report: Report, shown: Console) -> None:
+    """How the winner's answers compare with the baseline's."""
+    agreement = None if report.winner is None else report.answers.get(report.winner)
+    base = report.baseline is not None and report.winner == report.baseline.trial
+    if agreement is None or base or not agreement.figures:
+        return
+    figures = agreement.figures
+    told = [
+        f"{name} {figures[f'{key}_match']:.0%} of an answer (the baseline's own {figures[f'{key}_baseline_match']:.0%})"
+        for name, key in (("alone", "idle"), ("under load", "under_load"))
+        if f"{key}_match" in figures
+    ]
+    if "tasks" in figures:
+        told.append(
+            f"{figures['tasks_solved']:.0f} of {figures['tasks']:.0f} tasks solved, no significant drop "
+            f"(one of {figures['tasks_detectable_drop']:.0%} would be noticed 4 times in 5)"
+        )
+    shown.print(f"Its answers agree with the baseline's: {'; '.join(told)}.", markup=False, soft_wrap=True)
 
 
 def _notices(report: Report, shown: Console) -> None:

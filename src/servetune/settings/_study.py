@@ -28,6 +28,7 @@ from servetune.core.study import (
 from servetune.settings._adjust import fixing
 from servetune.settings._checks import baseline_of, check_goodput, check_objective, check_storage, check_workload
 from servetune.settings._document import Node, node_of
+from servetune.settings._load import check_possible, placed
 from servetune.settings._problems import Problems, one_of
 from servetune.settings._sections import keys_of, section
 from servetune.settings._space import Reading
@@ -64,6 +65,9 @@ def study_of(root: Node, source_file: Path) -> StudySpec:
     parts["objective"] = objective = _objective(entries, workload, problems)
     check_goodput(entries, objective, problems)
     parts |= _flags(entries, source_file.parent, problems)
+    if "load_generator" in parts:
+        parts["load_generator"] = placed(parts["load_generator"], source_file.parent)
+        check_possible(parts["load_generator"], entries["load_generator"], problems)
     problems.raise_if_any()
     return StudySpec(**parts, source_file=str(source_file))
 

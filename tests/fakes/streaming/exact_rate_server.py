@@ -278,19 +278,24 @@ class Connection(asyncio.Protocol):
             self.note(path.decode(), headers, rest[:length])
         self.serve(self.chosen(path.decode().partition("?")[0]), rest[:length])
 
-    def answer_whole(self, api: str, prompt: list[int], tokens: int) -> None:
-        """An unstreamed answer after the time that it would take: a rule makes it of the prompt, or it is nonsense."""
+    def answer_whole(self, api: str, prompt: list[int] | str, tokens: int) -> None:
+        """An unstreamed answer after the time that it would take: a rule makes it of the prompt, or it is nonsense.
+
+        A text is answered with itself from behind.
+        """
         server, options = self.server, self.server.options
         mad = options.nonsense_above and server.running > options.nonsense_above
+        text = "" if isinstance(prompt, list) else "x" * len(prompt) if mad else prompt[::-1]
+        prompt = [] if isinstance(prompt, str) else prompt
         step = random.randrange(1, 10**6) if mad else 7
         ids = [(sum(prompt) + step * at * at) % 30_000 for at in range(tokens)]
         if api == "sglang":
             likely = [[[-0.1, i, None], [-2.5, i + 1, None]] for i in ids]
             meta = {"finish_reason": {"type": "length", "length": tokens}, "completion_tokens": tokens}
             meta |= {"output_token_logprobs": [rows[0] for rows in likely], "output_top_logprobs": likely}
-            body = {"text": "", "output_ids": ids, "meta_info": meta}
+            body = {"text": text, "output_ids": ids, "meta_info": meta}
         else:
-            body = {"choices": [{"text": " ".join(map(str, ids)), "finish_reason": "length"}]}
+            body = {"choices": [{"text": text or " ".join(map(str, ids)), "finish_reason": "length"}]}
         answer = plain_answer(json.dumps(body).encode())
         server.wheel.at(time.monotonic() + options.ttft_s + tokens * options.itl_s, lambda: self.write(answer))
 
@@ -321,7 +326,7 @@ class Connection(asyncio.Protocol):
             api = "sglang" if path == "/generate" else "openai"
             tokens = asked["sampling_params"]["max_new_tokens"] if api == "sglang" else asked["max_tokens"]
             if not asked.get("stream"):
-                self.answer_whole(api, asked.get("input_ids") or asked.get("prompt"), tokens)
+                self.answer_whole(api, asked.get("input_ids") or asked.get("prompt") or asked["text"], tokens)
                 return
             prompt = asked.get("input_ids") or asked.get("prompt") or str(asked.get("text")).split()
             self.stream = Stream(self, api, tokens, options.prompt_tokens or len(prompt))
