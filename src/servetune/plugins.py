@@ -8,7 +8,8 @@ model of the keys it takes beside `name`, and `create`, whose arguments depend o
 - benchmarks:       create(settings) -> LoadGenerator
 - search.samplers:  create(settings, seed: int, space: SearchSpace) -> optuna.samplers.BaseSampler
 - search.pruners:   create(settings) -> optuna.pruners.BasePruner
-- exports:          render(launch: LaunchSpec, header: Sequence[str]) -> str
+- exports:          render(launch: LaunchSpec, header: Sequence[str]) -> str, of one launch; or
+                    render_study(stored: StoredStudy, records: Sequence[TrialRecord]) -> str; no Settings, no create
 """
 
 from __future__ import annotations

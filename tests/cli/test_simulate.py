@@ -79,3 +79,29 @@ def test_no_strategy_knows_what_nobody_has_launched(tmp_path):
                 break
             same += 1
         assert same >= 1
+
+
+def test_a_table_of_a_finished_study_is_replayed(finished):
+    """Exported by one command, replayed by the other; numbers of a simulated node stay called so."""
+    finished("export", "done", "--format", "table", "-o", "done.jsonl")
+    rows = [json.loads(line) for line in (finished.folder / "done.jsonl").read_text().splitlines()]
+    assert all(row["simulated"] and row["study"] == "done" for row in rows)
+    told = finished("simulate", "done.jsonl", "--strategy", "random").stdout
+    assert told.startswith("REPLAYED, SIMULATED")
+    assert "the table's best is" in told
+    study = json.loads(finished("simulate", "done.jsonl", "--json").stdout)[0]
+    assert set(study) == {"scenario", "strategy", "seed", "trajectory", "recommended", "optimum", "replayed"}
+    measured = {level["output_tokens_per_s"] for row in rows for level in row["levels"]}
+    assert measured
+    assert study["optimum"]["score"] > 0
+
+
+def test_a_measured_table_says_where_it_was_measured(servetune):
+    table = SHIPPED.parents[3] / "tests" / "recordings" / "h200" / "study" / "configurations.jsonl"
+    out = servetune("simulate", table, Path("generated-12"), "--strategy", "random", "--node-hours", "2").stdout
+    assert out.startswith("REPLAYED: every number was measured in study h200-moe on NVIDIA H200")
+    assert "\nSIMULATED" in out
+
+
+def test_a_format_that_holds_every_launch_takes_no_trial(finished):
+    assert "--trial" in finished("export", "done", "--format", "table", "--trial", "0", status=2).stderr

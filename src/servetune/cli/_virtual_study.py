@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from servetune import plugins
 from servetune.core.benchmark import Workload
 from servetune.core.engine import EngineChoice
 from servetune.core.events import Event, RunEnded, TrialEnded
-from servetune.core.space import SearchSpace, Value
+from servetune.core.space import Assignment, SearchSpace, Value
 from servetune.core.study import Budget, Confirmation, NamedChoice, NodeChoice, Retries, StudySpec
 from servetune.core.trial import RunPurpose, TrialRecord
 from servetune.settings import load_space
@@ -73,8 +73,9 @@ def _fixed(scenario: Scenario) -> dict[str, Value]:
 class Recorded:
     """Hears a study in virtual time and keeps its trajectory and what `export` would have given, at each change."""
 
-    def __init__(self, spec: StudySpec, store: MemoryStore, scenario: Scenario) -> None:
-        self._spec, self._store, self.scenario = spec, store, scenario
+    def __init__(self, spec: StudySpec, store: MemoryStore, shown: Callable[[Assignment], dict[str, Value]]) -> None:
+        """`shown`: an assignment to every flag as on the command line; a switch that is not set is false."""
+        self._spec, self._store, self._shown = spec, store, shown
         self.trajectory: list[dict[str, Any]] = []
         self.recommended: list[dict[str, Any]] = []
 
@@ -91,7 +92,7 @@ class Recorded:
         return {
             "node_hours": self._node_hours(),
             "trial": record.number,
-            "flags": self._flags(record),
+            "flags": self._shown(record.assignment),
             "outcome": record.state.value,
             "phase": None if failure is None else failure.phase.value,
             "class": None if failure is None else failure.slug,
@@ -102,16 +103,12 @@ class Recorded:
         best = winner(self._store.trials(self._spec.study), self._spec)
         if best is None:
             return
-        flags = self._flags(best)
+        flags = self._shown(best.assignment)
         if not self.recommended or self.recommended[-1]["flags"] != flags:
             self.recommended.append({"node_hours": self._node_hours(), "flags": flags})
 
     def _node_hours(self) -> float:
         return round(sum(self._store.ledger(self._spec.study).values()) / 3600, 6)
-
-    def _flags(self, record: TrialRecord) -> dict[str, Value]:
-        """Every flag as on the command line; a switch that is not set is false."""
-        return dict(sorted(overlay(self.scenario, record.assignment).items()))
 
 
 def run_virtual(
@@ -125,7 +122,7 @@ def run_virtual(
     spec = virtual_spec(scenario, place, **spec_keys)
     store = MemoryStore()
     store.create_study(spec, "")
-    recorded = Recorded(spec, store, scenario)
+    recorded = Recorded(spec, store, lambda assignment: dict(sorted(overlay(scenario, assignment).items())))
     probe = plugins.load("nodes", "virtual").probe
     reason = run_study(spec, store, recorded, StopRequest(), probe=probe, make_sampler=make_sampler)
     return spec, store, recorded, reason
@@ -135,7 +132,7 @@ def simulate(place: str, spec_keys: Mapping[str, Any], make_sampler: MakeSampler
     """As `run_virtual`: `{scenario, strategy, seed, trajectory, recommended, reason}`."""
     spec, _, recorded, reason = run_virtual(place, spec_keys, make_sampler)
     return {
-        "scenario": recorded.scenario.name,
+        "scenario": load_scenario(place).name,
         "strategy": spec.sampler.name,
         "seed": spec.seed,
         "trajectory": recorded.trajectory,

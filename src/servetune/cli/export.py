@@ -24,6 +24,7 @@ EXAMPLE = """
 Example:
   servetune export quickstart --format shell
   servetune export quickstart --trial 3 --format json -o best.json
+  servetune export quickstart --format table -o launches.jsonl
 """
 
 
@@ -46,19 +47,33 @@ Example:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file instead.")
 @storage_option
 def command(study: str, format_: str, trial: int | None, pick: Pick | None, output: Path | None, storage: str) -> None:
-    """Print the best launch command of STUDY: byte for byte the argv and environment that was measured."""
+    """Print the best launch command of STUDY: byte for byte the argv and environment that was measured.
+
+    The format `table` prints every launch instead, one line of JSON each, in any state of the study; `servetune
+    simulate` replays such a file.
+    """
     exporter = plugins.load("exports", format_)
     with open_store(storage) as store:
         stored, records = store.study(study), store.trials(study)
+    if hasattr(exporter, "render_study"):
+        if trial is not None or pick is not None:
+            asked = "--pick" if trial is None else "--trial"
+            raise UsageError(f"{asked}: the format {format_!r} holds every launch of the study; leave it out")
+        _write(exporter.render_study(stored, records), output, executable=False)
+        return
     record = _chosen(stored, records, trial, pick)
     if record is None:
         raise UsageError(f"study {study!r} has no complete trial yet; `servetune status {study}` shows where it is")
     run = _measured_run(study, record)
     text = exporter.render(run.launch, provenance(stored, records, record, run))
+    _write(text, output, executable=format_ == "shell")
+
+
+def _write(text: str, output: Path | None, executable: bool) -> None:
     if output is None:
         click.echo(text, nl=False)
     else:
-        write_whole(output, text, executable=format_ == "shell")
+        write_whole(output, text, executable)
 
 
 def _chosen(

@@ -10,16 +10,21 @@ from typing import Any
 
 import click
 
+from servetune.cli._replayed_study import replay, sentence
 from servetune.cli._virtual_study import simulate
 from servetune.core.errors import UsageError
 from servetune.core.study import NamedChoice
+from servetune.simulation.table import SUFFIX
 
 EXAMPLE = """
 \b
 Example:
   servetune simulate kimi-k2.5-int4-8x-rtx-pro-6000
   servetune simulate a.yaml b.yaml --strategy adaptive --seeds 0,1 --node-hours 24 --json -o studies.json
+  servetune simulate launches.jsonl --strategy random --seeds 0,1,2
 """
+
+SIMULATED = "SIMULATED: every number below was invented by a scenario, none was measured on hardware"
 
 
 class Seeds(click.ParamType):  # type: ignore[type-arg]  # click types it only in its stubs
@@ -53,14 +58,20 @@ def command(
     """Run whole studies on simulated nodes in virtual time: days of a node in seconds.
 
     SCENARIO is the name of a shipped scenario or a file. Every number is invented by the scenario; nothing is measured.
+
+    A file that ends in .jsonl is a table of launches that were measured, as `servetune export STUDY --format table`
+    writes it: the study may launch only what is in it, and each launch takes, gives and fails as it did. That tells
+    which strategy would have found the table's best sooner. It tells nothing of configurations that nobody measured,
+    nor how sure a lead is: most were launched once.
     """
-    found, lines = [], ["SIMULATED: every number below was invented by a scenario, none was measured on hardware"]
+    found, lines = [], list[str]()
     for scenario in scenarios:
         for seed in seeds:
             begin_s = time.monotonic()
-            keys = {"sampler": NamedChoice(name=strategy), "seed": seed, "node_hours": node_hours}
-            found.append(simulate(scenario, keys))
-            lines.append(_line(found[-1], time.monotonic() - begin_s))
+            study = _study(scenario, NamedChoice(name=strategy), seed, node_hours)
+            found.append(study)
+            head = sentence(study["replayed"]) if "replayed" in study else SIMULATED
+            lines += [*([] if head in lines else [head]), _line(study, time.monotonic() - begin_s)]
     told = json.dumps([_public(study) for study in found], indent=1) if as_json else "\n".join(lines)
     if output is None:
         click.echo(told)
@@ -71,8 +82,15 @@ def command(
         raise UsageError(f"cannot write {output}: {error.strerror}; name another file with -o") from error
 
 
+def _study(scenario: str, sampler: NamedChoice, seed: int, node_hours: float) -> dict[str, Any]:
+    if scenario.endswith(SUFFIX):
+        return replay(scenario, sampler, seed, node_hours)
+    return simulate(scenario, {"sampler": sampler, "seed": seed, "node_hours": node_hours})
+
+
 def _public(study: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: study[key] for key in ("scenario", "strategy", "seed", "trajectory", "recommended")}
+    of_a_table = ("optimum", "replayed") if "replayed" in study else ()
+    return {key: study[key] for key in ("scenario", "strategy", "seed", "trajectory", "recommended", *of_a_table)}
 
 
 def _line(study: Mapping[str, Any], wall_s: float) -> str:
@@ -85,4 +103,6 @@ def _line(study: Mapping[str, Any], wall_s: float) -> str:
     last = study["recommended"][-1]["node_hours"]
     baseline = trials[0]["value"]
     gain = f", {100 * (max(complete) / baseline - 1):+.1f} % over the baseline" if baseline else ""
-    return f"{head}; best measured {max(complete):.1f} tokens/s{gain}; recommended since {last:.2f} node-hours"
+    best = f"{head}; best measured {max(complete):.1f} tokens/s{gain}; recommended since {last:.2f} node-hours"
+    optimum = study.get("optimum")
+    return best if not optimum else f"{best}; the table's best is {optimum['score']:.1f}"

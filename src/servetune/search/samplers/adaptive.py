@@ -19,10 +19,11 @@ from optuna.trial import FrozenTrial
 from pydantic import Field
 from scipy.special import erfcx, log_ndtr
 
-from servetune.core.space import Frozen, SearchSpace
+from servetune.core.space import Frozen, Point, SearchSpace
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import Context, Seen, history
 from servetune.search._model import Model
+from servetune.search.listed import ListedGrid
 from servetune.search.sampling import Guide, distribution
 
 Floats = NDArray[np.float64]
@@ -49,13 +50,18 @@ class AdaptiveSampler(BaseSampler):
     """One proposal for each trial; a pure function of the study's history and `seed`."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._grid, self._seed = Grid(space), seed
+        self._grid: Grid = Grid(space)
+        self._seed = seed
         self._random = RandomSampler(seed=seed)
         self._guide: Guide | None = None
 
     def heed(self, guide: Guide) -> None:
         """Learn which points the engine rejects, and which are the same configuration to it."""
         self._guide = guide
+
+    def confine(self, points: Sequence[Point]) -> None:
+        """Propose these points only."""
+        self._grid = ListedGrid(self._grid.space, points)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every parameter."""
