@@ -21,7 +21,7 @@ from servetune.simulation.model import noise_free_score
 from servetune.simulation.rates import running
 from servetune.simulation.scenario import Scenario, load_scenario
 
-SEEDS = {"tuning": range(100, 112), "judging": range(9000, 9024)}
+SEEDS = {"tuning": range(100, 112), "seen": range(9000, 9024), "judging": range(9100, 9124)}
 LEVELS = (1, 10, 256, 1024)
 
 A2A = ("deepep", "flashinfer", "mooncake")

@@ -15,6 +15,7 @@ from servetune.core.space import CategoricalDomain, FloatDomain, IntDomain, Para
 from servetune.search._grid import Grid
 from servetune.search._history import Context, Seen
 from servetune.search._memory import Memory
+from servetune.search.refusals import Refusals
 from servetune.search.samplers import adaptive
 from servetune.search.sampling import Reseeded, quiet_optuna, suggest
 
@@ -46,6 +47,7 @@ class Loop:
 
     def __init__(self, seed=0, space=SPACE, rejected=lambda point: False):
         self.space, self.rejected, self.promises = space, rejected, []
+        self.refusals = Refusals(space, lambda point: [tuple(point)] if rejected(point) else [])
 
         def made(seed):
             sampler = adaptive.create(adaptive.Settings(), seed, space)

@@ -15,13 +15,13 @@ PLACE = "generated-12"
 
 
 class StopsAt(Silent):
-    """Interrupts the tuner when it comes to a step of a trial."""
+    """Interrupts the tuner when a trial, or the first after it that does, comes to a step."""
 
     def __init__(self, name, trial):
         self.name, self.trial = name, trial
 
     def on(self, event):
-        if isinstance(event, Step) and event.trial == self.trial and event.name == self.name:
+        if isinstance(event, Step) and (event.trial or 0) >= self.trial and event.name == self.name:
             raise KeyboardInterrupt
 
 

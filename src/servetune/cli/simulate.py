@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,6 @@ from typing import Any
 
 import click
 
-from servetune.cli._replayed_study import replay, sentence
-from servetune.cli._virtual_study import simulate
 from servetune.core.errors import UsageError
 from servetune.core.study import NamedChoice
 from servetune.simulation.table import SUFFIX
@@ -64,6 +63,10 @@ def command(
     which strategy would have found the table's best sooner. It tells nothing of configurations that nobody measured,
     nor how sure a lead is: most were launched once.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: its threads would only wait
+    from servetune.cli._replayed_study import replay, sentence
+    from servetune.cli._virtual_study import simulate
+
     found, lines = [], list[str]()
     for scenario in scenarios:
         for seed in seeds:

@@ -21,14 +21,16 @@ Floats = NDArray[np.float64]
 #: Distance, of an ordered parameter's whole range, over which its effect changes.
 LENGTH = 0.35
 #: Prior of the amplitudes: median and spread of the logarithm; pairs have a smaller one.
-AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.04
+AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.012
 #: The same of ordered parameters, and of those whose effect the memory arithmetic explains.
-ORDERED_AMPLITUDE, EXPLAINED_AMPLITUDE = 0.06, 0.012
+ORDERED_AMPLITUDE, EXPLAINED_AMPLITUDE = 0.06, 0.002
 #: Amplitude of what all points share, and the least noise of a value.
 LEVEL_AMPLITUDE, LEAST_NOISE = 0.15, 0.003
+#: Least amplitude of a parameter.
+LEAST = 0.001
 STEPS = 12
 #: Pairs that nobody has tried stay possible: their amplitude never falls below this.
-LEAST_PAIR = 0.02
+LEAST_PAIR = 0.003
 #: A value this many deviations below what the others say of it is taken for an outlier, of this deviation.
 OUTLYING, OUTLIER_SD = -3.5, 0.08
 
@@ -47,27 +49,48 @@ def tables_of(grid: Grid) -> list[Floats]:
 
 
 class AdditiveGp:
-    """Fitted to values `y` at `codes`, with known variances, and linear features of known prior variance."""
+    """Fitted to values `y` at `codes`, with known variances, and linear features of known prior variance.
+
+    `amplitudes`: learned before; None: learned from these values.
+    """
 
     def __init__(
-        self, tables: list[Floats], expected: Floats, codes: Codes, y: Floats, variance: Floats, features: Floats
+        self,
+        tables: list[Floats],
+        expected: Floats,
+        codes: Codes,
+        y: Floats,
+        variance: Floats,
+        features: Floats,
+        amplitudes: Floats | None = None,
     ) -> None:
         self._expected = expected
         self._plain = [p for p, table in enumerate(tables) if np.count_nonzero(table) == len(table)]
-        self._tables, self._codes, self._y, self._features = tables, codes, y, features
+        self._codes, self._y, self._features = codes, y, features
         self._variance = variance + LEAST_NOISE**2
-        parts = self._parts(codes)
+        self._like = [table[:, codes[:, p]] for p, table in enumerate(tables)]
+        parts = self._parts()
         self._fixed = features @ features.T + LEVEL_AMPLITUDE**2
-        self.amplitudes = self._learned(parts)
+        self.amplitudes = self._learned(parts) if amplitudes is None else amplitudes
         self._factor(parts)
         self._doubt_outliers(parts)
 
-    def _parts(self, others: Codes) -> Floats:
-        """Likeness of `others` with the data: one matrix for each parameter, and one for all pairs."""
-        each = np.stack([t[others[:, p][:, None], self._codes[:, p][None, :]] for p, t in enumerate(self._tables)])
-        plain = each[self._plain]
-        pairs = (plain.sum(0) ** 2 - (plain**2).sum(0)) / 2
-        return np.concatenate([each, pairs[None]])
+    def _parts(self) -> Floats:
+        """Likeness of the data with itself: one matrix for each parameter, and one for all pairs."""
+        each = np.stack([like[self._codes[:, p]] for p, like in enumerate(self._like)])
+        same = each[self._plain].sum(0)
+        return np.concatenate([each, ((same**2 - same) / 2)[None]])
+
+    def _across(self, codes: Codes) -> Floats:
+        """Covariance of `codes` with the data, as the amplitudes say; rows are gathered whole, which is fast."""
+        power = self.amplitudes**2
+        same = np.zeros((len(codes), len(self._y)))
+        for p in self._plain:
+            same += self._like[p][codes[:, p]]
+        across = power[-1] / 2 * (same**2 - same)
+        for p, like in enumerate(self._like):
+            across += (power[p] * like)[codes[:, p]]
+        return np.asarray(across)
 
     def _learned(self, parts: Floats) -> Floats:
         count = len(parts)
@@ -88,7 +111,7 @@ class AdditiveGp:
             slope = power * (flat @ (inverse - np.outer(alpha, alpha)).ravel()) + away / AMPLITUDE_SPREAD
             return float(value), slope
 
-        bounds = [(math.log(0.005), math.log(0.8))] * (count - 1) + [(math.log(LEAST_PAIR), math.log(0.15))]
+        bounds = [(math.log(LEAST), math.log(0.8))] * (count - 1) + [(math.log(LEAST_PAIR), math.log(0.15))]
         found = minimize(loss, middle, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS})
         learned: Floats = np.exp(found.x)
         return learned
@@ -110,9 +133,7 @@ class AdditiveGp:
 
     def predict(self, codes: Codes, features: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the true value, row by row."""
-        across = (
-            np.tensordot(self.amplitudes**2, self._parts(codes), 1) + features @ self._features.T + LEVEL_AMPLITUDE**2
-        )
+        across = self._across(codes) + features @ self._features.T + LEVEL_AMPLITUDE**2
         mean = across @ self._alpha
         half = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
         pairs = len(self._plain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from servetune.core.space import (
     IntDomain,
     Parameter,
     SearchSpace,
-    same_value,
 )
 
 #: Values of a range that are told apart.
@@ -40,6 +40,11 @@ class Axis:
     values: tuple[Choice, ...]
     place: NDArray[np.float64] | None
 
+    @cached_property
+    def _places(self) -> dict[tuple[bool, Choice], int]:
+        """Value → index; True and 1 are kept apart, 8 and 8.0 together."""
+        return {(isinstance(value, bool), value): index for index, value in enumerate(self.values)}
+
     @property
     def name(self) -> str:
         """Name of the parameter."""
@@ -47,9 +52,9 @@ class Axis:
 
     def index(self, value: Choice) -> int:
         """Index of a value, or of the nearest one of a range; −1 for a value that is none of them."""
-        for index, known in enumerate(self.values):
-            if same_value(known, value):
-                return index
+        exact = self._places.get((isinstance(value, bool), value))
+        if exact is not None:
+            return exact
         if self.place is None or isinstance(value, bool | str) or value is None:
             return -1
         return int(np.argmin([abs(float(known) - value) for known in self.values]))  # type: ignore[arg-type]
@@ -78,9 +83,9 @@ class Grid:
     def decode(self, codes: Codes) -> dict[str, Choice]:
         """Indices as a point; parameters whose condition does not hold are left out."""
         point: dict[str, Choice] = {}
-        for axis, code in zip(self.axes, codes, strict=True):
-            if code >= 0 and self.space.active(axis.parameter, point):
-                point[axis.name] = axis.values[int(code)]
+        for axis, code in zip(self.axes, codes.tolist(), strict=True):
+            if code >= 0 and (not axis.parameter.when.any_of or self.space.active(axis.parameter, point)):
+                point[axis.name] = axis.values[code]
         return point
 
     def settle(self, codes: Codes, rng: np.random.Generator) -> Codes:
@@ -116,6 +121,19 @@ class Grid:
             block[:, i] = np.arange(size)
             moved.append(block)
         return self.settle(np.concatenate(moved), rng)
+
+    def categories(self, rows: Codes) -> NDArray[np.float64]:
+        """Rows as ones and zeros: one column for each value of each parameter without an order."""
+        plain = [p for p, axis in enumerate(self.axes) if axis.place is None]
+        return (
+            np.concatenate([rows[:, p, None] == np.arange(self.sizes[p]) for p in plain] or [rows[:, :0]], axis=1) * 1.0
+        )
+
+    def different(self, rows: Codes) -> Codes:
+        """The rows without repetitions, in an order that depends on the rows alone."""
+        weights = np.cumprod([1, *(size + 1 for size in self.sizes[:-1])], dtype=np.int64)  # wraps round in huge spaces
+        _, first = np.unique((rows + 1) @ weights, return_index=True)
+        return rows[first]
 
     def reordered(self, row: Codes, count: int, rng: np.random.Generator) -> Codes:
         """Points that differ from `row` in their ordered parameters, all drawn anew."""

@@ -71,22 +71,34 @@ def _is_duplicate(trial: FrozenTrial) -> bool:
 
 
 def _seen(trial: FrozenTrial, grid: Grid) -> Seen:
-    told = trial.user_attrs.get("result", {})
-    levels = {int(level): value for level, value in told.get("levels", {}).items()}
-    spread = {int(level): value for level, value in told.get("sd", {}).items()}
-    complete = trial.state is TrialState.COMPLETE
-    if complete and not levels and trial.value is not None:
-        levels = {0: trial.value}
+    baseline = bool(trial.user_attrs.get("baseline"))
+    complete = trial.value if trial.state is TrialState.COMPLETE else None
+    return seen_of(trial.number, trial.params, trial.user_attrs.get("result", {}), complete, baseline, grid)
+
+
+def seen_of(
+    number: int,
+    point: Mapping[str, Any],
+    told: Mapping[str, Any],
+    value: float | None,
+    baseline: bool,
+    grid: Grid,
+) -> Seen:
+    """A launched trial. `told`: its user attribute `result`; `value`: the objective, or None."""
+    levels = {int(level): rate for level, rate in told.get("levels", {}).items()}
+    spread = {int(level): deviation for level, deviation in told.get("sd", {}).items()}
+    if value is not None and not levels:
+        levels = {0: value}
     return Seen(
-        number=trial.number,
-        codes=grid.encode(trial.params),
-        complete=complete,
+        number=number,
+        codes=grid.encode(point),
+        complete=value is not None,
         slug=told.get("class"),
         phase=told.get("phase") or "done",
         blamed=frozenset(told.get("blamed", ())),
-        log_levels={level: math.log(value) for level, value in levels.items() if value > 0},
+        log_levels={level: math.log(rate) for level, rate in levels.items() if rate > 0},
         sd={level: spread.get(level) or UNKNOWN_SD for level in levels},
         node_s=told.get("node_s", 0.0),
         facts=told.get("facts", {}),
-        baseline=bool(trial.user_attrs.get("baseline")),
+        baseline=baseline,
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, ndtri
 
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import Context, Seen
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 FRACTION = ("mem-fraction-static",)
 GRAPH = ("cuda-graph-max-bs", "cuda-graph-max-bs-decode")
 CHUNK = ("chunked-prefill-size",)
-GUESSES = 300
+GUESSES = 128
 #: Of the memory before the weights: median and spread (of the logarithm) of what is not known yet.
 ACTIVATION, CHUNK_1K, GRAPH_BASE, GRAPH_EACH = (0.02, 0.45), (0.001, 0.5), (0.005, 0.6), (1.5e-4, 0.6)
 #: Weights that another value of a categorical parameter adds, of the memory before the weights.
@@ -98,7 +98,7 @@ class Memory:
     def avail(self, codes: Codes) -> tuple[Floats, Floats]:
         """GiB left after the weights, and its standard deviation."""
         rows = self._changes(codes)
-        spread = np.sqrt(np.maximum(1e-8, np.einsum("ij,jk,ik->i", rows, self._change_cov, rows)))
+        spread = np.sqrt(np.maximum(1e-8, ((rows @ self._change_cov) * rows).sum(1)))
         return self._base_avail + rows @ self._change_mean, spread
 
     def _pool_gib(self, trial: Seen) -> float:
@@ -106,8 +106,10 @@ class Memory:
         return trial.facts["avail"] - self.pre * (1 - fraction)
 
     def _guess(self, rng: np.random.Generator) -> None:
+        strata = ndtri((np.arange(GUESSES) + 0.5) / GUESSES)  # evenly spread, so that few guesses are enough
+
         def cloud(median: float, spread: float) -> Floats:
-            drawn: Floats = self.pre * median * np.exp(spread * rng.standard_normal(GUESSES))
+            drawn: Floats = self.pre * median * np.exp(spread * rng.permutation(strata))
             return drawn
 
         self._activation, self._chunk = cloud(*ACTIVATION), cloud(*CHUNK_1K)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import erfcx, log_ndtr
 
 from servetune.search._gp import AMPLITUDE, EXPLAINED_AMPLITUDE, ORDERED_AMPLITUDE, AdditiveGp, tables_of
 from servetune.search._grid import Codes, Grid
@@ -15,14 +18,17 @@ from servetune.search.feasibility import Feasibility
 
 Floats = NDArray[np.float64]
 
-#: Decoding beyond the captured batch sizes: expected effect on a level's log throughput, and its spread.
-EAGER, EAGER_SPREAD = -0.3, 0.35
-#: How far the effect of a small KV pool may be off, as a share of what is expected.
-POOL_SPREAD = 0.25
+#: Decoding beyond the captured batch sizes: expected effect on log throughput, by running requests (what a step costs
+#: beside the kernels matters less the larger the batch), and its spread at each level.
+EAGER, EAGER_SPREAD = {1: -1.0, 10: -0.8, 256: -0.3, 1024: -0.1}, 0.25
+#: Where the baseline's KV pool hides how throughput grows with more requests: as a share of the growth before, spread.
+UNSEEN_SLOPE, UNSEEN_SPREAD = 0.6, 0.25
+#: Chance that two values which nobody has launched together interact, and the spread of such an effect.
+PAIR_CHANCE, PAIR_SPREAD = 0.02, 0.15
 #: Spread of a parameter's effect between levels: what a trial says that measured only some of them.
 BETWEEN_LEVELS = 0.1
 #: Values that the model looks at: the best and the newest half each.
-MOST_VALUES = 200
+MOST_VALUES = 160
 
 
 class Model:
@@ -59,6 +65,38 @@ class Model:
         whole = codes[[t.complete for t in told]]
         expected, _ = self.predict(whole)
         self.incumbent = float(expected.max())
+        self._untried = self._untried_pairs(whole)
+
+    def gains(self) -> dict[int, float]:
+        """Trial number to expected log value over the baseline's, of every complete trial that the model looks at."""
+        whole = [t for t in self.values if t.complete] if self.base is not None else []
+        if not whole:
+            return {}
+        expected, _ = self.predict(np.array([t.codes for t in whole]))
+        return dict(zip((t.number for t in whole), expected.tolist(), strict=True))
+
+    def _untried_pairs(self, whole: Codes) -> Floats:
+        """Values × values: 1 for two values of different parameters that no complete launch had together."""
+        ones = self._grid.categories(whole)
+        untried = (ones.T @ ones == 0).astype(float)
+        sizes = [self._grid.sizes[p] for p, axis in enumerate(self._grid.axes) if axis.place is None]
+        for low, high in pairwise([0, *accumulate(sizes)]):
+            untried[low:high, low:high] = 0.0
+        return np.asarray(untried)
+
+    def log_improvement(self, codes: Codes, least: float) -> Floats:
+        """Log of what a launch is expected to gain above the best expected value plus `least`.
+
+        Few pairs of values interact, but those strongly: each untried one has a small chance of a large effect.
+        """
+        mean, spread = self.predict(codes)
+        above = mean - self.incumbent - least
+        ones = self._grid.categories(codes)
+        surprise = 1 - (1 - PAIR_CHANCE) ** (0.5 * ((ones @ self._untried) * ones).sum(1))
+        wide = np.hypot(spread, PAIR_SPREAD)
+        usual = log_improvement(above / spread) + np.log(spread) + np.log1p(-surprise)
+        lucky = log_improvement(above / wide) + np.log(wide) + np.log(np.maximum(surprise, 1e-300))
+        return np.asarray(np.logaddexp(usual, lucky))
 
     def _expected_amplitudes(self) -> Floats:
         """How large each parameter's own effect is before anything is known of it."""
@@ -88,6 +126,7 @@ class Model:
             np.concatenate([(shares * change).sum(1) - mean, expected]),
             np.concatenate([variance, np.full(len(pending), 1e-4)]),
             np.concatenate([features, own_features]),
+            self.gp.amplitudes,
         )
 
     def predict(self, codes: Codes) -> tuple[Floats, Floats]:
@@ -103,22 +142,67 @@ class Model:
 
     def _physics(self, codes: Codes, shares: Floats) -> tuple[Floats, Floats]:
         """Prior mean and linear features: how many requests run at each level, and whether as captured graphs."""
-        features = np.zeros((len(codes), len(self.levels) + 1))
-        mean = np.zeros(len(codes))
+        count = len(self.levels)
         if not self.memory.known or self.base is None:
-            return mean, features
-        held, own_held = self.memory.requests(codes), self.memory.requests(self.base.codes[None, :])
-        batch, own_batch = self.memory.batch(codes), self.memory.batch(self.base.codes[None, :])
-        logs = np.log(np.array(self.levels, dtype=float))
-        rates = np.array([self.base.log_levels[lv] for lv in self.levels])
-        for i, level in enumerate(self.levels):
-            running, own = np.minimum(level, held), np.minimum(level, own_held)
-            pool = np.interp(np.log(running), logs, rates) - np.interp(np.log(own), logs, rates)
-            eager = (running > batch).astype(float) - float((own > own_batch)[0])
-            mean += shares[:, i] * (pool + EAGER * eager)
-            features[:, i] = EAGER_SPREAD * shares[:, i] * eager
-            features[:, -1] += POOL_SPREAD * shares[:, i] * pool
+            return np.zeros(len(codes)), np.zeros((len(codes), 1))
+        own = self.base.codes[None, :]
+        ours, theirs = self._running(codes), self._running(own)
+        more = np.einsum("il,ils->is", shares, self._passed(ours) - self._passed(theirs))
+        slow = self._eager(own, theirs)
+        slope, spread = self._slopes(theirs[0], slow[0])
+        late, early = ours > self.memory.batch(codes)[:, None], theirs > self.memory.batch(own)[:, None]
+        eager = late.astype(float) - early
+        mean = more @ slope + (shares * (self._eager(codes, ours) - slow)).sum(1)
+        features = np.concatenate([more * spread, EAGER_SPREAD * shares * eager], axis=1)
+        assert features.shape[1] == 2 * count
         return mean, features
+
+    def _running(self, codes: Codes) -> Floats:
+        """Points × levels: requests that run at once."""
+        running: Floats = np.minimum(np.array(self.levels, dtype=float), self.memory.requests(codes)[:, None])
+        return running
+
+    def _eager(self, codes: Codes, running: Floats) -> Floats:
+        """Points × levels: expected effect of decoding outside the captured graphs, 0 where graphs are large enough."""
+        cost = np.interp(np.log(running), np.log(list(EAGER)), list(EAGER.values()))
+        return np.where(running > self.memory.batch(codes)[:, None], cost, 0.0)
+
+    def _passed(self, running: Floats) -> Floats:
+        """Of log(running): how much lies below the first level, and between each two levels (last axis)."""
+        ends = np.log(np.array(self.levels, dtype=float))
+        low, high = np.concatenate([[-np.inf], ends[:-1]]), ends
+        logs = np.log(np.maximum(running, 1e-3))[..., None]
+        passed: Floats = np.minimum(logs, high) - np.where(np.isfinite(low), np.minimum(logs, low), 0.0)
+        return passed
+
+    def _slopes(self, own: Floats, slow: Floats) -> tuple[Floats, Floats]:
+        """Growth of log throughput with log requests in each stretch, and how sure it is.
+
+        Measured where the baseline's own levels differ in running requests, else less than in the stretch before.
+        """
+        assert self.base is not None
+        rates = [self.base.log_levels[level] - cost for level, cost in zip(self.levels, slow, strict=True)]
+        slopes, spreads = [1.0], [0.1]
+        for i in range(1, len(self.levels)):
+            step = math.log(own[i] / own[i - 1])
+            if step > 0.1:
+                slopes.append(min(1.0, max(0.0, (rates[i] - rates[i - 1]) / step)))
+                guessed = EAGER_SPREAD * math.sqrt((slow[i] < 0) + (slow[i - 1] < 0))
+                spreads.append(min(UNSEEN_SPREAD, math.hypot(0.05, (guessed + 0.02) / step)))
+            else:
+                slopes.append(UNSEEN_SLOPE * slopes[-1])
+                spreads.append(UNSEEN_SPREAD)
+        return np.array(slopes), np.array(spreads)
+
+
+def log_improvement(z: Floats) -> Floats:
+    """log(φ(z) + z Φ(z)), accurate for very negative z too."""
+    near = np.maximum(z, -1.0)
+    direct = np.log(np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi) + near * np.exp(log_ndtr(near)))
+    far = np.minimum(z, -1.0)
+    tail = -0.5 * far**2 - 0.5 * np.log(2 * np.pi)
+    tail = tail + np.log1p(-np.minimum(1 - 1e-12, -far * np.sqrt(np.pi / 2) * erfcx(-far / np.sqrt(2))))
+    return np.asarray(np.where(z > -1, direct, tail))
 
 
 def _limited(told: Sequence[Seen], base: Seen, levels: Sequence[int]) -> list[Seen]:

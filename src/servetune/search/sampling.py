@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.distributions import (
@@ -31,6 +31,9 @@ from servetune.core.space import (
     SearchSpace,
     same_value,
 )
+
+if TYPE_CHECKING:
+    from servetune.search.refusals import Refusals
 
 
 def distribution(domain: Domain) -> BaseDistribution:
@@ -139,6 +142,11 @@ class Guide(Protocol):
 
     def key(self, point: Point) -> str | None:
         """Key of the effective configuration; None for a point that is known not to work."""
+        ...
+
+    @property
+    def refusals(self) -> Refusals:
+        """What is known of the points that have no key; the sampler adds to it."""
         ...
 
     def expects(self, gain_per_node_hour: float) -> None:

@@ -14,11 +14,14 @@ from scipy import stats
 
 from servetune.core.objective import Objective
 from servetune.core.space import Frozen, Value
-from servetune.core.study import Confirmation, StudySpec
+from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.tuner.effects import is_the_baseline
+from servetune.tuner.estimate import estimated
 from servetune.tuner.judge import is_the_configurations
 
+#: Expected values that differ by less than this share are called the same: the simpler configuration is preferred.
+SAME = 0.002
 #: A difference above this is never called a tie, however little is known of the noise.
 MOST_TIED = 0.01
 
@@ -54,9 +57,10 @@ class Lead(Frozen):
 
 def confirmation_plan(spec: StudySpec, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
     """Every launch of the confirmation, in order; the same list however often it is asked for."""
-    contenders = [*baselines(trials), *leaders(trials, spec.confirm)]
-    if not leaders(trials, spec.confirm):
+    ahead = leaders(trials, spec)
+    if not ahead:
         return ()
+    contenders = [*baselines(trials), *ahead]
     tries = spec.retries.transient + 1  # the first ones belong to the search
     return [
         Candidate(trial=record.number, attempt=tries * (1 + round_), assignment=record.assignment)
@@ -70,14 +74,37 @@ def baselines(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
     return [t for t in trials if t.baseline and t.state is TrialState.COMPLETE]
 
 
-def leaders(trials: Sequence[TrialRecord], confirm: Confirmation) -> Sequence[TrialRecord]:
-    """The best `top` complete trials that are above the baseline and not the same as it; the earlier one wins a tie."""
+def leaders(trials: Sequence[TrialRecord], spec: StudySpec, most: int | None = None) -> Sequence[TrialRecord]:
+    """The best complete trials above the baseline and not the same as it, at most `most` (by default `confirm.top`).
+
+    Judged by what the model expects of them. Among those that it cannot tell from the best one, the fewest changed
+    flags come first; the earlier trial wins a tie.
+    """
+    values = estimated(trials, spec)
     base = next(iter(baselines(trials)), None)
-    floor = 0.0 if base is None else base.value or 0.0
+    floor = 0.0 if base is None else values.get(base.number, 0.0)
     complete = [t for t in trials if t.state is TrialState.COMPLETE and not t.baseline and t.duplicate_of is None]
-    ahead = [t for t in complete if t.value is not None and t.value > floor]
+    ahead = [t for t in complete if values.get(t.number, 0.0) > floor]
     ahead = [t for t in ahead if base is None or not is_the_baseline(t, base)]
-    return sorted(ahead, key=lambda t: (-(t.value or 0.0), t.number))[: confirm.top]
+    best = max((values[t.number] for t in ahead), default=0.0)
+    standard = standards(trials)
+
+    def rank(record: TrialRecord) -> tuple[float, float, int]:
+        value = values[record.number]
+        tied = value >= best * (1 - SAME)
+        return (-best, changes(record.assignment, standard), 0) if tied else (-value, 0.0, record.number)
+
+    ranked = sorted(ahead, key=lambda t: (*rank(t)[:2], -values[t.number], t.number))
+    return ranked[: spec.confirm.top if most is None else most]
+
+
+def standards(trials: Sequence[TrialRecord]) -> Mapping[str, Value]:
+    """What the flags are when a configuration changes nothing: the node's defaults and the baseline's assignment."""
+    base = next((t for t in trials if t.baseline), None)
+    if base is None:
+        return {}
+    known = base.runs[0].facts.flag_defaults if base.runs else {}
+    return {**known, **base.assignment}
 
 
 def _ahead(found: Lead | None) -> bool:
@@ -125,12 +152,12 @@ def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None
     complete trial. None when nothing is complete.
     """
     base = next(iter(baselines(trials)), None)
-    ahead = list(leaders(trials, spec.confirm.model_copy(update={"top": max(1, spec.confirm.top)})))
+    ahead = leaders(trials, spec, max(1, spec.confirm.top))
     leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
     standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number))]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
     if confirmed:
-        return _simplest(confirmed, leads, spec, {} if base is None else base.assignment)
+        return _simplest(confirmed, leads, spec, standards(trials))
     return next(iter(standing), None) or base
 
 
@@ -138,7 +165,7 @@ def _simplest(
     confirmed: Sequence[TrialRecord],
     leads: Mapping[int, Lead],
     spec: StudySpec,
-    baseline: Mapping[str, Value],
+    standard: Mapping[str, Value],
 ) -> TrialRecord:
     """Of those that cannot be told apart from the best, the one that changes the fewest flags of the baseline."""
     best = max(confirmed, key=lambda t: leads[t.number].gain)
@@ -149,11 +176,13 @@ def _simplest(
         return half is not None and fmean(logs[best.number]) - fmean(logs[record.number]) <= min(half, MOST_TIED)
 
     level = [t for t in confirmed if t.number == best.number or tied(t)]
-    return min(level, key=lambda t: (_changes(t.assignment, baseline), -leads[t.number].gain))
+    return min(level, key=lambda t: (changes(t.assignment, standard), -leads[t.number].gain))
 
 
-def _changes(assignment: Mapping[str, Value], baseline: Mapping[str, Value]) -> int:
-    return sum(assignment.get(flag) != baseline.get(flag) for flag in {*assignment, *baseline})
+def changes(assignment: Mapping[str, Value], standard: Mapping[str, Value]) -> int:
+    """How many flags differ from the standard; a switch that is false counts as left out."""
+    flags = {*assignment, *standard}
+    return sum((assignment.get(f, standard.get(f)) or False) != (standard.get(f) or False) for f in flags)
 
 
 def failed_again(record: TrialRecord) -> bool:

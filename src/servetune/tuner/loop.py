@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import optuna
@@ -22,6 +22,7 @@ from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
 from servetune.search._history import OF_MEMORY
+from servetune.search.refusals import Refusals
 from servetune.storage import Store
 from servetune.tuner.checks import NodeChecks, refused_on_node, rejection, stored
 from servetune.tuner.confirm import confirmation_plan
@@ -34,7 +35,7 @@ from servetune.tuner.telling import context_of, told_of
 MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 """Seed and space to a sampler: what a comparison puts in the place of the study's `sampler`."""
 
-#: Proposals in a row that promise too little before the search ends.
+#: Proposals in a row that promise too little before the search ends; the last of them is not launched.
 IDLE_PROPOSALS = 5
 #: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
 FREE_ASKS = 100
@@ -65,6 +66,7 @@ class Tuner:
         self._sampler_module = plugins.load("search.samplers", spec.sampler.name)
         self._settings = self._sampler_module.Settings.model_validate(dict(spec.sampler.settings))
         self._expected_gain: float | None = None
+        self.refusals = Refusals(self._space, self._reasons)
         self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
         self._checks = checks
         self._refused = {configuration_key(self._effective(a)) for a in refused_on_node(store.trials(spec.study))}
@@ -116,7 +118,7 @@ class Tuner:
         """Take a trial from its suggestion to its end; False when it cost no launch."""
         point = self._suggest(trial)
         assignment = self._assignment(trial, point)
-        free = self._free_outcome(trial.number, assignment)
+        free = self._not_worth_it(trial) or self._free_outcome(trial.number, assignment)
         if free is not None:
             self._finish(trial.number, assignment, free, None)
             return False
@@ -126,6 +128,12 @@ class Tuner:
         self._finish(trial.number, assignment, outcome, result.failure)
         self._heed(outcome, result.failure)
         return True
+
+    def _not_worth_it(self, trial: Trial) -> Outcome | None:
+        """The end of the search: what earlier launches taught has been heeded, and this one promises too little too."""
+        if trial.user_attrs.get("expected_gain") is None or self._exhausted() is None:
+            return None
+        return Outcome(state=TrialState.REJECTED, message="not launched: it promises too little for its node time")
 
     def _heed(self, outcome: Outcome, failure: Failure | None) -> None:
         """End the study when the node itself is at fault; the records are intact and `resume` goes on afterwards."""
@@ -270,6 +278,10 @@ class Tuner:
             key = configuration_key(self._effective(assignment)) if fine else None
             self._keys[told] = None if key in self._refused else key
         return self._keys[told]
+
+    def _reasons(self, point: Mapping[str, Choice]) -> Sequence[tuple[str, ...]]:
+        """The flags that each violation of a point names."""
+        return [v.flags for v in self._engine.check(self._space.expand(point), self._facts)]
 
     def _recover(self) -> None:
         """Finish what a killed tuner left: a trial with an outcome is told, one without is run again."""

@@ -17,7 +17,6 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 from pydantic import Field
-from scipy.special import erfcx, log_ndtr
 
 from servetune.core.space import Frozen, Point, SearchSpace
 from servetune.search._grid import Codes, Grid
@@ -96,34 +95,44 @@ class AdaptiveSampler(BaseSampler):
         """Candidates, best first: random ones and neighbours of the best, then neighbours of the best candidates."""
         pool = self._grid.random(RANDOM, rng)
         starts = [t.codes for t in sorted(seen, key=lambda t: -_value(t))[:BEST]]
-        pool = np.concatenate([pool, *(self._grid.neighbours(row, rng) for row in starts)])
+        pool = self._allowed(np.concatenate([pool, *(self._grid.neighbours(row, rng) for row in starts)]))
         scores = score(model, pool)
         for _ in range(ROUNDS):
             top = pool[np.argsort(-scores, kind="stable")[:CLIMBERS]]
             joint = [self._grid.reordered(row, JOINT, rng) for row in top]
-            more = np.concatenate([*(self._grid.neighbours(row, rng) for row in top), *joint])
+            more = self._allowed(np.concatenate([*(self._grid.neighbours(row, rng) for row in top), *joint]))
             pool, scores = np.concatenate([pool, more]), np.concatenate([scores, score(model, more)])
         return pool[np.argsort(-scores, kind="stable")]
+
+    def _allowed(self, codes: Codes) -> Codes:
+        """The different ones among `codes`, without those that the engine is known to refuse."""
+        different = self._grid.different(codes)
+        return different[~self._barred(different)]
 
     def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, skip: int) -> Codes:
         """The best candidate that is new to the engine and not rejected by it; `skip` workers before us take theirs."""
         known = {tuple(t.codes) for t in seen} | {tuple(row) for row in pending}
         keys = set() if self._guide is None else {self._guide.key(self._grid.decode(np.array(c))) for c in known}
         first: Codes = ranked[0]
-        row: Codes
-        for row in ranked:
-            if tuple(row) in known:
+        barred = self._barred(ranked)
+        for place, row in enumerate(ranked):
+            if barred[place] or tuple(row) in known:
                 continue
             known.add(tuple(row))
             if self._guide is not None:
                 key = self._guide.key(self._grid.decode(row))
+                if key is None and self._guide.refusals.learn(row):
+                    barred = self._barred(ranked)
                 if key is None or key in keys:
                     continue
                 keys.add(key)
             if skip == 0:
-                return row
+                return np.asarray(row)
             skip -= 1
         return first
+
+    def _barred(self, codes: Codes) -> NDArray[np.bool_]:
+        return np.zeros(len(codes), dtype=bool) if self._guide is None else self._guide.refusals.refused(codes)
 
 
 def score(model: Model, codes: Codes) -> Floats:
@@ -131,23 +140,12 @@ def score(model: Model, codes: Codes) -> Floats:
     feasible = model.log_feasible(codes)
     if model.base is None:
         return feasible
-    mean, spread = model.predict(codes)
-    return log_improvement((mean - model.incumbent - WORTHWHILE) / spread) + np.log(spread) + feasible
+    return model.log_improvement(codes, WORTHWHILE) + feasible
 
 
 def _gain_per_node_hour(model: Model, seen: Sequence[Seen], codes: Codes) -> float:
     hours = np.mean([t.node_s for t in seen if t.node_s > 0] or [900.0]) / 3600
     return float(np.exp(score(model, codes[None, :])[0]) / hours)
-
-
-def log_improvement(z: Floats) -> Floats:
-    """log(φ(z) + z Φ(z)), accurate for very negative z too."""
-    near = np.maximum(z, -1.0)
-    direct = np.log(np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi) + near * np.exp(log_ndtr(near)))
-    far = np.minimum(z, -1.0)
-    tail = -0.5 * far**2 - 0.5 * np.log(2 * np.pi)
-    tail = tail + np.log1p(-np.minimum(1 - 1e-12, -far * np.sqrt(np.pi / 2) * erfcx(-far / np.sqrt(2))))
-    return np.asarray(np.where(z > -1, direct, tail))
 
 
 def _value(trial: Seen) -> float:

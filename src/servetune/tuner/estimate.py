@@ -1,0 +1,63 @@
+"""Expected values of a study's complete trials, for what is recommended and for what the confirmation launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from servetune.core.space import Assignment
+from servetune.core.study import StudySpec
+from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord, TrialState
+from servetune.search.estimates import Told, expected_gains
+from servetune.tuner.telling import context_of, told_of
+
+#: The sampler whose model it is. What other samplers propose is judged by its measurement alone.
+MODELLED = "adaptive"
+
+
+def estimated(trials: Sequence[TrialRecord], spec: StudySpec) -> Mapping[int, float]:
+    """Trial number → objective in tokens/s, of complete trials: what the model expects, else what was measured.
+
+    Only the search's own launches count, so that the answer is the same before and after a confirmation.
+    """
+    complete = {t.number: t.value for t in trials if t.state is TrialState.COMPLETE and t.value is not None}
+    base = next((t for t in trials if t.baseline and t.number in complete), None)
+    if (
+        base is None
+        or not spec.space.parameters
+        or spec.sampler.name != MODELLED
+        or spec.objective.aggregate != "geometric_mean"
+    ):
+        return complete
+    told = [_told(t, spec) for t in trials if t.duplicate_of is None and t.runs and t.state in _TELLING]
+    assumed = {**_defaults(trials), **spec.space.fixed}
+    gains = expected_gains(spec.space, context_of(spec, assumed), told, spec.seed)
+    own = gains.get(base.number, 0.0)
+    return {
+        number: complete[base.number] * math.exp(gains[number] - own) if number in gains else value
+        for number, value in complete.items()
+    }
+
+
+_TELLING = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def _defaults(trials: Sequence[TrialRecord]) -> Assignment:
+    """The engine's defaults on the node, as far as the first launch noted them."""
+    first = next((run for t in trials for run in t.runs), None)
+    return {} if first is None else first.facts.flag_defaults
+
+
+def _told(record: TrialRecord, spec: StudySpec) -> Told:
+    value = record.value if record.state is TrialState.COMPLETE else None
+    return Told(
+        record.number, record.point, told_of(_OUTCOME, _search_run(record), spec.objective), value, record.baseline
+    )
+
+
+_OUTCOME = Outcome.model_construct(state=TrialState.COMPLETE)
+
+
+def _search_run(record: TrialRecord) -> RunRecord | None:
+    searched = [run for run in record.runs if run.purpose is RunPurpose.SEARCH and run.finished_at]
+    return searched[-1] if searched else None
