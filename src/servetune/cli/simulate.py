@@ -64,8 +64,7 @@ def command(
     nor how sure a lead is: most were launched once.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: its threads would only wait
-    from servetune.cli._replayed_study import replay, sentence
-    from servetune.cli._virtual_study import simulate
+    from servetune.cli._replayed_study import sentence
 
     found, lines = [], list[str]()
     for scenario in scenarios:
@@ -86,6 +85,9 @@ def command(
 
 
 def _study(scenario: str, sampler: NamedChoice, seed: int, node_hours: float) -> dict[str, Any]:
+    from servetune.cli._replayed_study import replay
+    from servetune.cli._virtual_study import simulate
+
     if scenario.endswith(SUFFIX):
         return replay(scenario, sampler, seed, node_hours)
     return simulate(scenario, {"sampler": sampler, "seed": seed, "node_hours": node_hours})
