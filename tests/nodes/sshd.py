@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+TESTS = Path(__file__).parents[1]
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 needs_sshd = pytest.mark.skipif(not Path(SSHD).exists(), reason="needs Debian's openssh-server")
@@ -38,12 +40,32 @@ class Sshd:
         self.home = folder / "home"
         self.home.mkdir(exist_ok=True)
         self.options: dict[str, str] = {}
+        self.environment = {"HOME": str(self.home), "PATH": os.environ["PATH"]}  # of those who log in
         self.know()
         self._process: subprocess.Popen[bytes] | None = None
 
     def know(self, host: str = "127.0.0.1") -> None:
         """Accept the host key."""
         self.known_hosts.write_text(f"[{host}]:{self.port} {public(self.host_key)}\n")
+
+    def put_gpus(self) -> Path:
+        """A stand-in for nvidia-smi and two recorded GPUs; the folder with its answers, which a test may change."""
+        answers, programs = self.folder / "answers", self.folder / "programs"
+        answers.mkdir()
+        programs.mkdir()
+        for kind in ("query", "topo", "banner"):
+            shutil.copy(TESTS / "recordings" / "nvidia-smi" / f"h200-x2.{kind}.txt", answers / kind)
+        (answers / "apps").write_text("")
+        (answers / "conditions").write_text("0, 1980, 3201, 41, 0, 580.159.04\n1, 1980, 3201, 43, 0, 580.159.04\n")
+        program = programs / "nvidia-smi"
+        text = (TESTS / "fakes" / "servers" / "nvidia-smi").read_text()
+        program.write_text(text.replace("/usr/bin/env python3", f"{sys.executable} -S"))
+        program.chmod(0o755)
+        self.environment |= {
+            "PATH": f"{programs}:{self.environment['PATH']}",
+            "NVIDIA_SMI_ANSWERS": str(answers),
+        }
+        return answers
 
     def start(self) -> Sshd:
         options = {
@@ -58,7 +80,7 @@ class Sshd:
             "PermitRootLogin": "yes",
             "PrintMotd": "no",
             "MaxStartups": "100",
-            "SetEnv": f"HOME={self.home} PATH={os.environ['PATH']}",
+            "SetEnv": " ".join(f"{name}={value}" for name, value in self.environment.items()),
             **self.options,
         }
         config = self.folder / "sshd_config"
@@ -102,6 +124,7 @@ class Sshd:
             "known_hosts": str(self.known_hosts),
             "config": str(self.folder / "no_config"),
             "workdir": str(self.home / ".servetune"),
+            "lease_dir": str(self.home / "leases"),
             **more,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -102,6 +102,10 @@ class Conversation(Protocol):
 class LoadHost(Protocol):
     """A server process beside which the load can be generated, on a node that is not the tuner's machine."""
 
+    def prepare_load(self) -> None:
+        """Begin to start it, without waiting: it is ready when the server is. Raises NodeUnreachableError."""
+        ...
+
     def load_program(self) -> Conversation:
         """`benchmarks._far`, started beside the server or still running there.
 
@@ -135,6 +139,57 @@ class ServerProcess(Protocol):
 
         Idempotent. Raises NodeUnusableError when a process survives KILL.
         """
+        ...
+
+
+@runtime_checkable
+class SharedNode(Protocol):
+    """A node that tuners without a common database may share."""
+
+    def identities(self) -> Sequence[str]:
+        """What leases are keyed by, in place of `identity`: one for each GPU."""
+        ...
+
+    def hold(self, study: str) -> HeldNode:
+        """Keep the node's GPUs for a study, by means that every tuner sees. Raises NodeBusyError."""
+        ...
+
+    def measuring(self, study: str, go_on: Callable[[str], bool]) -> AbstractContextManager[bool]:
+        """While it lasts no other study measures there. `go_on` is told who is waited for; False gives up."""
+        ...
+
+
+class HeldNode(Protocol):
+    """A lease on a node; a context manager that gives it back."""
+
+    def check(self) -> None:
+        """Raises NodeBusyError once somebody else has it."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else has it."""
+        ...
+
+    def __enter__(self) -> HeldNode: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A server process whose GPUs somebody else might use."""
+
+    def intruders(self) -> Sequence[str]:
+        """Foreign processes on its GPUs now, each in words. The first look is made when it is ready."""
+        ...
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """A node that tells how it does."""
+
+    def conditions(self) -> Mapping[str, Any]:
+        """`driver_version`, `engine_version`, `gpus` (clocks, temperatures, ECC), `xid` (last lines), where known."""
         ...
 
 

@@ -13,6 +13,10 @@ GPU_QUERY = (
     "--format=csv,noheader,nounits",
 )
 PROCESS_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader")
+CONDITION_QUERY = (
+    "--query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,ecc.errors.uncorrected.volatile.total,driver_version",
+    "--format=csv,noheader,nounits",
+)
 TOPOLOGY_QUERY = ("topo", "-m")
 NO_GPU = re.compile(r"No devices were found", re.IGNORECASE)
 
@@ -31,6 +35,42 @@ class Gpu:
     used_bytes: int | None
     compute_capability: str | None
     driver_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """One line of PROCESS_QUERY: a process that holds memory of a GPU. `pid` as the driver sees it."""
+
+    uuid: str
+    pid: int
+    name: str
+    memory: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.name}, {self.memory} on {self.uuid})"
+
+
+def processes(text: str) -> tuple[GpuProcess, ...]:
+    """Output of PROCESS_QUERY; other lines are passed over. A name may hold commas."""
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) >= 4 and fields[0].startswith("GPU-") and fields[1].isdigit():
+            found.append(GpuProcess(fields[0], int(fields[1]), ",".join(fields[2:-1]), fields[-1]))
+    return tuple(found)
+
+
+def conditions(text: str) -> dict[str, dict[str, int | str]]:
+    """Output of CONDITION_QUERY: GPU index → clocks in MHz, temperature in °C, uncorrected ECC errors, where told."""
+    names = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "ecc_uncorrected")
+    found: dict[str, dict[str, int | str]] = {}
+    for line in text.splitlines():
+        index, *fields = [field.strip() for field in line.split(",")]
+        if index.isdigit() and len(fields) == 5:
+            numbers = dict(zip(names, fields[:4], strict=True))
+            found[index] = {name: int(value) for name, value in numbers.items() if value.isdigit()}
+            found[index] |= {"driver_version": fields[4]}
+    return found
 
 
 def gpus(text: str) -> tuple[Gpu, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import paramiko
@@ -31,9 +30,9 @@ class FarProgram:
         marks = " ".join(f"{k}={shlex.quote(v)}" for k, v in replace(mark, role=LOAD).environment().items())
         inner = f"{activate or ':'}\nexec {shlex.join(argv)}"
         self._channel = link.channel()
+        self._ready = False
         try:
             self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(inner)}")
-            self._await_ready()
         except BaseException:
             self.close()
             raise
@@ -92,14 +91,14 @@ class FarProgram:
             return ProgramEndedError(f"it ended with status {self._channel.exit_status}: {last[0]}")
         return ConnectionLostError(f"the connection to {self._link.target.host} broke")
 
-    def _await_ready(self) -> None:
-        """Passes over what a login shell prints."""
+    def await_ready(self) -> None:
+        """Return once it listens; passes over what a login shell prints. Raises as `receive`."""
+        if self._ready:
+            return
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s:
             for line in self.receive(1.0):
                 if line.startswith("{") and "ready" in json.loads(line):
+                    self._ready = True
                     return
         raise ProgramEndedError(f"it was not ready within {READY_S:g} s")
-
-
-Start = Callable[[], FarProgram]

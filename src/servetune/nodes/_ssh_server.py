@@ -10,8 +10,10 @@ from servetune.core.errors import NodeUnusableError
 from servetune.core.node import Conversation, Exit
 from servetune.nodes import _shell
 from servetune.nodes._ending import end
+from servetune.nodes._far_gpus import Intruders
+from servetune.nodes._gpus import Ask
 from servetune.nodes._launch import LOG_FILE, writing
-from servetune.nodes._marks import LOAD, Mark
+from servetune.nodes._marks import LOAD, Mark, members
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import FarProgram
@@ -56,6 +58,7 @@ class FarServer:
         time_scale: float,
         guards: Sequence[Guard],
         load: Callable[[Mark], FarProgram],
+        gpus: tuple[Ask, str | None],
         ended: Callable[[Mark], None] = lambda mark: None,
     ) -> None:
         self.pid = started.pid
@@ -70,6 +73,7 @@ class FarServer:
         self._guards = guards
         self._start_load = load
         self._ended = ended
+        self._intruders = Intruders(*gpus, self._own_pids, self._known_pids)
         self._load: FarProgram | None = None
         self._exit: Exit | None = None
         self._rebooted = False
@@ -113,6 +117,17 @@ class FarServer:
         with Tunnel(self._link, self.port) as url:
             yield url
 
+    def intruders(self) -> Sequence[str]:
+        """Foreign processes on the server's GPUs now."""
+        return self._intruders.look()
+
+    def _own_pids(self) -> set[int]:
+        seen = FarMachine(self._link).snapshot()
+        return {member.process.pid for member in members(seen, self._is_mine)}
+
+    def _known_pids(self) -> set[int]:
+        return {int(word) for word in self._link.run("cd /proc && echo [0-9]*").text.split()}
+
     @property
     def loopback(self) -> str:
         """Base URL on the node's loopback."""
@@ -120,10 +135,16 @@ class FarServer:
 
     def load_program(self) -> Conversation:
         """The load generator beside the server; one for all levels, begun anew after the connection broke."""
+        self.prepare_load()
+        assert self._load is not None
+        self._load.await_ready()
+        return self._load
+
+    def prepare_load(self) -> None:
+        """Begin to start it, unless it runs."""
         if self._load is None or not self._load.usable:
             self._end_load()
             self._load = self._start_load(self.mark)
-        return self._load
 
     def _end_load(self) -> None:
         """Also that of a broken connection, which would go on for a while."""

@@ -7,33 +7,35 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-
-from pydantic import Field
+from typing import Any
 
 from servetune.core.clock import WallClock
 from servetune.core.errors import NodeUnusableError, ServetuneError, SpecError
-from servetune.core.node import EnvRef, LaunchSpec, NodeFacts, Running
-from servetune.core.space import Frozen
+from servetune.core.node import LaunchSpec, NodeFacts, Running
 from servetune.nodes import _redact, _shell
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import resolved
-from servetune.nodes._gpus import MemoryGuard, gpu_facts
+from servetune.nodes._far_gpus import await_free_gpus, conditions
+from servetune.nodes._gpus import MemoryGuard, gpu_facts, gpus
 from servetune.nodes._launch import STATE_FILE, writing
 from servetune.nodes._marks import Mark
 from servetune.nodes._python import ASK_ENGINE, read_versions
-from servetune.nodes._rehearsal import Rehearsal, rehearsed_facts, scenario_file, simulated_argv
+from servetune.nodes._rehearsal import rehearsed_facts, scenario_file, simulated_argv
 from servetune.nodes._server import Guard
 from servetune.nodes._shell import Detached, Started, read_started
 from servetune.nodes._ssh_archive import archive
 from servetune.nodes._ssh_config import Wanted, resolve
 from servetune.nodes._ssh_connect import Secrets
+from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import FarProgram
 from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
 from servetune.nodes._ssh_server import FarServer, LogCopy
+from servetune.nodes._ssh_settings import Settings, near_path, secret_of
 from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
 
 _LOAD_MODULE = "servetune.benchmarks._far"
@@ -43,66 +45,22 @@ _COULD_NOT = "could not be started"
 _launches = itertools.count()
 
 
-class Settings(Frozen):
-    """Keys of a study file's `node:` beside `name: ssh`. Paths with `~` are those of the user there, or here for keys.
-
-    `host` may be an alias of `config`, whose settings hold where none is given here. `workdir`, `cwd` and `activate`
-    (a shell line before each program) are the node's. `reconnect_s`: how long a broken connection is waited for.
-    `rehearse`: start a simulated server there in place of the engine.
-    """
-
-    host: str = Field(min_length=1)
-    port: int | None = Field(default=None, ge=1, le=65535)
-    user: str | None = None
-    identity_file: str | None = None
-    jump: str | None = None
-    password: EnvRef | None = None
-    passphrase: EnvRef | None = None
-    config: str = "~/.ssh/config"
-    known_hosts: str | None = None
-    workdir: str = "~/.servetune"
-    cwd: str | None = None
-    activate: str = ""
-    gpus: tuple[int, ...] | None = Field(default=None, min_length=1)
-    python: str | None = None  # for the load generator and the log filter; absent: the engine's
-    engine_python: str | None = None  # interpreter that is asked for the engine's version
-    engine_package: str = "sglang"
-    reconnect_s: float = Field(default=600.0, ge=0)
-    rehearse: Rehearsal | None = None
-
-
 def create(settings: Settings, base_dir: Path) -> SshNode:
     """The node; nothing is connected yet. Raises SpecError for settings that cannot be used."""
     wanted = Wanted(
         settings.host,
         settings.port,
         settings.user,
-        _here(settings.identity_file, base_dir),
+        near_path(settings.identity_file, base_dir),
         settings.jump,
-        _here(settings.known_hosts, base_dir),
+        near_path(settings.known_hosts, base_dir),
     )
     target = resolve(wanted, Path(settings.config).expanduser())
-    secrets = Secrets(_secret("password", settings.password), _secret("passphrase", settings.passphrase))
+    secrets = Secrets(secret_of("password", settings.password), secret_of("passphrase", settings.passphrase))
     if settings.rehearse is not None:
         rehearsed_facts(settings.rehearse, base_dir.resolve())
     notes: list[str] = []
     return SshNode(settings, base_dir.resolve(), Link(target, secrets, settings.reconnect_s, notes.append), notes)
-
-
-def _here(path: str | None, base_dir: Path) -> str | None:
-    return None if path is None else str(base_dir.resolve() / Path(path).expanduser())
-
-
-def _secret(key: str, reference: EnvRef | None) -> str | None:
-    if reference is None:
-        return None
-    value = os.environ.get(reference.from_env)
-    if not value:
-        raise SpecError(
-            f"node.{key}: the environment variable {reference.from_env} is not set; export it in the shell that runs "
-            "servetune"
-        )
-    return value
 
 
 @dataclass(frozen=True)
@@ -133,6 +91,29 @@ class SshNode:
     def identity(self) -> str:
         """The machine, by its boot id, and the GPUs that are used."""
         return f"{self._place().boot_id}/gpus={self._visible() or 'all'}"
+
+    def identities(self) -> Sequence[str]:
+        """The machine and each of its GPUs that is used."""
+        return [f"{self._place().boot_id}/{name}" for name in self._lease_names()]
+
+    def hold(self, study: str) -> FarLease:
+        """Keep the GPUs for a study by lease files on the node. Raises NodeBusyError."""
+        return hold(self._leases, self._lease_names(), study)
+
+    def measuring(self, study: str, go_on: Callable[[str], bool]) -> AbstractContextManager[bool]:
+        """While it lasts no other study of other GPUs of this node measures."""
+        if self._settings.gpus is None or not self._settings.measure_alone:
+            return nullcontext(True)
+        return alone(self._leases, study, go_on)
+
+    def conditions(self) -> Mapping[str, Any]:
+        """Driver, engine version, and how each GPU does now."""
+        python, engine = self._engine_versions(again=True) if self._settings.rehearse is None else (None, None)
+        found = conditions(self.link.ask)
+        xid = self.link.run("dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 3").text.splitlines()
+        driver = next((gpu["driver_version"] for gpu in found.values()), None)
+        told = {"driver_version": driver, "engine_version": engine, "python_version": python, "gpus": found, "xid": xid}
+        return {name: value for name, value in told.items() if value}
 
     def facts(self) -> NodeFacts:
         """Facts about the machine, its GPUs (none without `nvidia-smi`) and the engine's interpreter.
@@ -186,11 +167,16 @@ class SshNode:
             output_filter=self._log_filter(secrets),
             filter_environment=secrets,
         )
-        guards: list[Guard] = [FarPortGuard(self.link, spec.port), MemoryGuard(self.link.ask, self._visible())]
+        await_free_gpus(self.link.ask, self._visible(), self._settings.wait_for_gpus_s)
+        guards: list[Guard] = [
+            FarPortGuard(self.link, spec.port),
+            MemoryGuard(self.link.ask, self._visible(), self._settings.wait_for_memory_s),
+        ]
         write_far_state(folder, launch, spec)
         launch, started = self._started(launch)
         copy = LogCopy(folder, fresh=False)
-        return FarServer(self.link, launch, started, spec.port, copy, self.clock.time_scale, guards, self._load)
+        asked = (self.link.ask, self._visible())
+        return FarServer(self.link, launch, started, spec.port, copy, self.clock.time_scale, guards, self._load, asked)
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
@@ -222,6 +208,7 @@ class SshNode:
                     self.clock.time_scale,
                     [FarPortGuard(self.link, spec.port, was_free=True)],
                     self._load,
+                    (self.link.ask, self._visible()),
                     self._adopted.discard,
                 )
                 return server, Running(age_s=age_s)
@@ -331,10 +318,20 @@ class SshNode:
             self._where = _Place(lines[0], lines[1], lines[2].rstrip("/"), int(lines[3]))
         return self._where
 
-    def _engine_versions(self) -> tuple[str | None, str | None]:
-        """(Python version, engine version) of the engine's interpreter, asked once."""
+    def _lease_names(self) -> list[str]:
+        """One for each GPU by its UUID; by its index, or for the whole machine, where none is seen."""
+        found = gpus(self.link.ask, self._visible())
+        named = [gpu.uuid for gpu in found] or [f"gpu-{index}" for index in self._settings.gpus or ()]
+        return named or ["machine"]
+
+    @property
+    def _leases(self) -> LeaseFiles:
+        return LeaseFiles(self.link, self._at_home(self._settings.lease_dir))
+
+    def _engine_versions(self, again: bool = False) -> tuple[str | None, str | None]:
+        """(Python version, engine version) of the engine's interpreter, asked once or `again`."""
         program = self._settings.engine_python
-        if self._engine is None and program is not None:
+        if (self._engine is None or again) and program is not None:
             words = shlex.join([program, "-c", ASK_ENGINE, self._settings.engine_package])
             done = self.link.run(f"{self._settings.activate or ':'}\n{words}")
             if done.code != 0:

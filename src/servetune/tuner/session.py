@@ -9,11 +9,12 @@ from pathlib import Path
 
 from servetune.core.errors import NodeError, ServetuneError, SpecError
 from servetune.core.events import Event, Listener, Note, Step, StudyOpened
-from servetune.core.node import Adopting, EnvRef, Node
+from servetune.core.node import Adopting, EnvRef, HeldNode, Node, SharedNode
 from servetune.core.study import StudyRunState, StudySpec
 from servetune.storage import Lease, MemoryLease, Store
 from servetune.tuner.adoption import unfinished
 from servetune.tuner.checks import NodeChecks
+from servetune.tuner.installation import check_installation, measured_facts
 from servetune.tuner.launches import Launches
 from servetune.tuner.loop import MakeSampler, Tuner
 from servetune.tuner.opening import known_facts, open_engine, open_node, plugin
@@ -28,7 +29,7 @@ LEASE_TTL_S = 60.0
 class _Guarded:
     """Passes events on, and stops the tuner before its next step when a lease was lost meanwhile."""
 
-    def __init__(self, listener: Listener, leases: Sequence[Lease | MemoryLease], node: Node) -> None:
+    def __init__(self, listener: Listener, leases: Sequence[Lease | MemoryLease | HeldNode], node: Node) -> None:
         self._listener, self._leases = listener, leases
         self._notes: Callable[[], Sequence[str]] = getattr(node, "take_notes", tuple)
 
@@ -82,9 +83,8 @@ def run_study(
         node = open_node(spec)
         if hasattr(node, "close"):
             held.callback(node.close)
-        node_lease = store.acquire(f"node:{node.identity()}", LEASE_TTL_S)
-        held.enter_context(node_lease)
-        guarded = _Guarded(listener, (study_lease, node_lease), node)
+        leases = [study_lease, *_node_leases(spec, store, node, held)]
+        guarded = _Guarded(listener, leases, node)
         store.set_state(spec.study, StudyRunState.RUNNING)
         state: StudyRunState | None = StudyRunState.FAILED
         reason = "the tuner crashed"
@@ -97,7 +97,7 @@ def run_study(
             raise
         except ServetuneError as error:
             reason = str(error)
-            if any(getattr(lease, "lost", False) for lease in (study_lease, node_lease)):
+            if any(getattr(lease, "lost", False) for lease in leases):
                 state = None  # it is the other tuner's to write
             raise
         finally:
@@ -106,6 +106,23 @@ def run_study(
             if state is not None and isinstance(node, Adopting):
                 with suppress(NodeError):  # a node that cannot be reached is tidied up on resume
                     _reclaim(spec, node, guarded)
+
+
+def _node_leases(
+    spec: StudySpec, store: Store, node: Node, held: ExitStack
+) -> Sequence[Lease | MemoryLease | HeldNode]:
+    """Of the database, and of the node itself where tuners may meet that share no database."""
+    shared = node if isinstance(node, SharedNode) else None
+    leases: list[Lease | MemoryLease | HeldNode] = []
+    for name in [node.identity()] if shared is None else shared.identities():
+        lease = store.acquire(f"node:{name}", LEASE_TTL_S)
+        held.enter_context(lease)
+        leases.append(lease)
+    if shared is not None:
+        on_node = shared.hold(spec.study)
+        held.enter_context(on_node)
+        leases.append(on_node)
+    return leases
 
 
 def _reclaim(spec: StudySpec, node: Node, listener: Listener) -> None:
@@ -128,10 +145,15 @@ def _tuner(
     if not (isinstance(node, Adopting) and unfinished(store, spec.study)):
         _reclaim(spec, node, listener)
     facts = known_facts(spec, node)
+    measured = measured_facts(store.trials(spec.study))
+    check_installation(spec, measured, facts.model_dump())
     engine = open_engine(spec)
     module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)
     headers = request_headers(spec, os.environ)
-    runner = TrialRunner(spec, node, engine, module.create(settings), probe, listener, stop, headers, facts.simulated)
+    generator = module.create(settings)
+    runner = TrialRunner(
+        spec, node, engine, generator, probe, listener, stop, headers, facts.simulated, measured or facts
+    )
     launches = Launches(spec, store, node, engine, runner, facts, study_dir(spec), listener)
     spent_s = sum(store.ledger(spec.study).values())
     listener.on(StudyOpened(spec=spec, facts=facts, node_s=spent_s, records=store.trials(spec.study)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
@@ -12,12 +13,13 @@ from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
 from servetune.core.engine import Engine
 from servetune.core.events import LevelDone, LevelProgress, Listener, Note, Step
 from servetune.core.failure import Evidence, Failure, Phase, Verdict
-from servetune.core.node import LaunchSpec, Node, ServerProcess
+from servetune.core.node import Guarded, LaunchSpec, LoadHost, Node, NodeFacts, Observed, ServerProcess, SharedNode
 from servetune.core.space import Assignment, Value
 from servetune.core.study import StudySpec
 from servetune.tuner.adoption import TakenUp
 from servetune.tuner.effects import SERVED, flags_to_watch, sentences, served_arguments
 from servetune.tuner.gate import Gate, random_weights
+from servetune.tuner.installation import check_installation
 from servetune.tuner.load_place import LoadPlace
 from servetune.tuner.probe import Probe, server_info
 from servetune.tuner.stopping import StopRequest
@@ -30,6 +32,9 @@ OnLevel = Callable[[Measurement], bool]
 
 #: Node seconds between two notes of the time that a starting server has used.
 SAVE_EVERY_S = 60.0
+#: A level is measured again so often when somebody else used the GPUs meanwhile, after waiting QUIET_S at most.
+DISTURBED = 3
+QUIET_S = 60.0
 
 
 class Recorder(Protocol):
@@ -90,11 +95,13 @@ class TrialRunner:
         stop: StopRequest,
         headers: Mapping[str, str],
         simulated: bool = False,
+        facts: NodeFacts | None = None,
     ) -> None:
         self._spec, self._node, self._engine, self.generator = spec, node, engine, generator
         self._place = LoadPlace(spec.load_generator, generator, lambda text: listener.on(Note(text=text, warning=True)))
         self._probe, self._listener, self._stop, self._headers = probe, listener, stop, headers
         self._simulated = simulated
+        self._facts = facts  # of the installation that further results must come from
 
     def run(self, job: Job) -> RunResult:
         """Run the job to its end. The server is gone when this returns or raises.
@@ -103,6 +110,8 @@ class TrialRunner:
         """
         result = RunResult()
         started_s = self._node.clock.now_s()
+        before = self._conditions()
+        check_installation(self._spec, self._facts, before)
         if job.taken_up is None:
             self._listener.on(Step(name="launching", trial=job.trial))
             process = self._node.start(job.launch, self._spec.study, job.trial, job.log_dir)
@@ -111,13 +120,22 @@ class TrialRunner:
             result.measurements += job.taken_up.measurements
         watch = self._watch(job, process, started_s)
         try:
+            if isinstance(process, LoadHost):
+                process.prepare_load()
             result.failure = self._serve(job, watch, result)
+            after = self._conditions() if before else {}
         finally:
             self._end(job, watch, result)
+        if before:
+            result.log_facts = {**result.log_facts, "node": {"start": before, "end": after}}
         if result.failure is not None:
             watch.drain()
             result.failure = _with_default_phase(result.failure, watch)
         return result
+
+    def _conditions(self) -> Mapping[str, Any]:
+        """How the node does, where it tells."""
+        return self._node.conditions() if isinstance(self._node, Observed) else {}
 
     def _watch(self, job: Job, process: ServerProcess, started_s: float) -> Watch:
         reader = self._engine.log_reader(job.assignment)
@@ -220,15 +238,12 @@ class TrialRunner:
             limit_s=self._spec.timeouts.level_s,
             effort=job.effort.get(concurrency, 1.0),
         )
-        with self._place.beside(watch.process) as (url, generator):
-
-            def hold(part: Level) -> Measurement | None:
-                go_on = partial(self._go_on, watch)
-                return generator.run(url, part, self._node.clock, go_on, self._headers)
-
-            measurement = in_windows(hold, level) if getattr(generator, "windows", False) else hold(level)
+        measurement, intruders = self._undisturbed(watch, partial(self._measured, watch, level))
         if not watch.look() or measurement is None:
             return self._diagnose_load(watch)
+        if intruders:
+            text = f"concurrency {concurrency} cannot be measured: others use the GPUs ({'; '.join(intruders)})"
+            return _failure("invalid_measurement", Verdict.RETRY, text)
         result.measurements.append(measurement)
         job.recorder.measurement(measurement)
         self._listener.on(LevelDone(trial=job.trial, measurement=measurement))
@@ -237,6 +252,57 @@ class TrialRunner:
             last = concurrency == self._spec.workload.concurrency[-1]
             result.pruned = not job.on_level(measurement) and not last
         return failure
+
+    def _undisturbed(
+        self, watch: Watch, measure: Callable[[], Measurement | None]
+    ) -> tuple[Measurement | None, Sequence[str]]:
+        """A level while nobody else uses the GPUs; measured again when somebody did. The last one, and who did."""
+        process = watch.process
+        if not isinstance(process, Guarded):
+            return measure(), ()
+        intruders: Sequence[str] = process.intruders()
+        for attempt in range(DISTURBED + 1):
+            if attempt or intruders:
+                text = (
+                    f"others use the GPUs ({'; '.join(intruders)}): the level is measured when they are gone, or again"
+                )
+                self._listener.on(Note(text=text, warning=True))
+                self._wait_for_quiet(watch, process)
+            measurement = measure()
+            intruders = () if measurement is None else process.intruders()
+            if not intruders:
+                break
+        return measurement, intruders
+
+    def _wait_for_quiet(self, watch: Watch, process: Guarded) -> None:
+        until_s = watch.elapsed_s() + QUIET_S
+        while watch.elapsed_s() < until_s and watch.look() and process.intruders():
+            self._node.clock.sleep(max(1.0, self._node.clock.poll_s))
+
+    def _measured(self, watch: Watch, level: Level) -> Measurement | None:
+        """Hold the level, while no other study of the node measures."""
+        with self._alone(watch) as allowed, self._place.beside(watch.process) as (url, generator):
+            if not allowed:
+                return None
+
+            def hold(part: Level) -> Measurement | None:
+                go_on = partial(self._go_on, watch)
+                return generator.run(url, part, self._node.clock, go_on, self._headers)
+
+            return in_windows(hold, level) if getattr(generator, "windows", False) else hold(level)
+
+    def _alone(self, watch: Watch) -> AbstractContextManager[bool]:
+        if not isinstance(self._node, SharedNode):
+            return nullcontext(True)
+        said: set[str] = set()
+
+        def go_on(text: str) -> bool:
+            if text not in said:
+                said.add(text)
+                self._listener.on(Note(text=text))
+            return not self._stop.requested and watch.look()
+
+        return self._node.measuring(self._spec.study, go_on)
 
     def _go_on(self, watch: Watch, progress: Progress) -> bool:
         self._listener.on(LevelProgress(trial=watch.trial, progress=progress))
