@@ -196,6 +196,21 @@ def test_an_environment_is_activated_first(machine, launch, tmp_path):
     assert b"ACTIVATED".hex() in loaded(dump)["environ"]
 
 
+@pytest.mark.parametrize("line", ["source /nowhere/activate", "false", "if (", "exit 3"])
+def test_an_environment_that_cannot_be_activated(machine, launch, line, mark):
+    said = _shell.read_started(machine.run(_shell.start(launch(activate=line))).stdout.decode())
+    assert said == "activate"
+    assert carriers(mark.study) == []
+
+
+def test_people_write_source(machine, launch, tmp_path):
+    (tmp_path / "activate").write_text("export ACTIVATED=yes\n")
+    dump = tmp_path / "dump.json"
+    line = f"source {shlex.quote(str(tmp_path / 'activate'))}"
+    started(machine, launch("--dump", dump, "--exit-at-once", activate=line))
+    assert b"ACTIVATED".hex() in loaded(dump)["environ"]
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(TEXT, max_size=5), values=st.lists(TEXT, max_size=3))
 def test_arguments_and_environment_arrive_byte_for_byte(machine, launch, tmp_path, words, values):

@@ -18,6 +18,7 @@ COMMANDS = {
     "report": "Rank the configurations against the baseline; say what failed and why.",
     "export": "Print the best launch command.",
     "validate": "Check a study file and its search space; say what a study would do.",
+    "doctor": "Examine a study's node before any node hour is spent.",
     "diagnose": "Say why a server died, from its log.",
     "simulate": "Run whole studies on simulated nodes in virtual time.",
     "bench": "Measure a running server.",

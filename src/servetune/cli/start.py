@@ -30,7 +30,15 @@ Example:
 @click.option("--storage", metavar="URL", help="Study database; default: the one that the study file names.")
 @click.option("--seed-from", metavar="STUDY", help="Measure the best configurations of an earlier study first.")
 @click.option("--or-resume", is_flag=True, help="Go on with the study when it exists; say so when it is finished.")
-def command(file: Path, new_name: str | None, storage: str | None, seed_from: str | None, or_resume: bool) -> None:
+@click.option("--force", multiple=True, metavar="ROW", help="Start although this row of the doctor is an error.")
+def command(
+    file: Path,
+    new_name: str | None,
+    storage: str | None,
+    seed_from: str | None,
+    or_resume: bool,
+    force: tuple[str, ...],
+) -> None:
     """Start the tuning study that FILE describes. Ctrl-C once stops cleanly, twice at once; `resume` goes on."""
     overrides = {key: value for key, value in (("study", new_name), ("storage", storage)) if value is not None}
     spec = load_study(file, overrides)

@@ -119,6 +119,17 @@ def interconnect(text: str, indices: Sequence[int]) -> str | None:
     return "nvlink" if all(re.fullmatch(r"NV\d+", link) for link in links) else "pcie"
 
 
+def links(text: str, indices: Sequence[int]) -> dict[str, int]:
+    """How many pairs of the GPUs are joined by each kind of link (NV18, PIX, PXB, PHB, NODE, SYS)."""
+    rows = _topology(text)
+    found: dict[str, int] = {}
+    for a in indices:
+        for b in indices:
+            if a < b and a in rows and b in rows[a]:
+                found[rows[a][b]] = found.get(rows[a][b], 0) + 1
+    return found
+
+
 def _topology(text: str) -> dict[int, dict[int, str]]:
     """Row GPU → column GPU → link (X, NV18, PIX, PXB, PHB, NODE, SYS)."""
     lines = [_ANSI.sub("", line).split() for line in text.splitlines()]

@@ -21,6 +21,9 @@ LOG_FILE = "server.log"
 _STATUS_OF_SIGNAL = 128
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
+#: People write `source` in what activates an environment, which Debian's sh does not know.
+BASH = '"$(command -v bash || command -v sh)"'
+
 # Sets S and T to state and start ticks (fields 3 and 22) of process $1, empty without one; its name may hold ")".
 _TICKS = 'ticks() { S= T=; { read -r L < "/proc/$1/stat"; } 2>/dev/null || return 0; set -- ${L##*) }; S=$1 T=${20}; }'
 
@@ -73,6 +76,7 @@ def start(launch: Detached) -> str:
     ending from them. Leader, server and filter carry the mark. Run a second time with the same token (the answer to
     the first was lost on the way) it starts nothing and waits for the first.
     """
+    syntax = f"printf '%s\\n' {shlex.quote(launch.activate)} | {BASH} -n 2>/dev/null || {{ echo activate; exit 1; }}"
     marks = _assignments(replace(launch.mark, role=KEEPER).environment())
     script = _leader(launch)
     until = f"END_{hashlib.sha256(script.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
@@ -82,10 +86,11 @@ def start(launch: Detached) -> str:
             f"mkdir -p {shlex.quote(launch.folder)} && cd {shlex.quote(launch.folder)} || exit 1",
             f": >> {LOG_FILE} && echo > {launch.token}.room && [ -s {launch.token}.room ] || exit 1",
             f"rm -f {launch.token}.room",
+            *([syntax] if launch.activate else []),
             f"if mkdir {launch.token}.begun 2>/dev/null; then",
             # The script comes on standard input: an argument would show its secrets in the process list.
             # --fork and not &, with which a shell would make it ignore INT for good.
-            f"{marks} setsid --fork sh -s <<'{until}' >/dev/null 2>&1",
+            f"{marks} setsid --fork {BASH} -s <<'{until}' >/dev/null 2>&1",
             script,
             until,
             "fi",
@@ -116,7 +121,7 @@ def _leader(launch: Detached) -> str:
     lines = [
         "trap : INT TERM HUP",  # a handler ends with the exec of the server; an ignored signal would not
         _TICKS,
-        *([launch.activate] if launch.activate else []),
+        *_activation(launch),
         *_checks(launch),
         f"ticks $$; SIZE=$(wc -c < {LOG_FILE}); read -r BOOT < {_BOOT_ID}",
         f'echo "$$ $T $SIZE $BOOT {launch.digest}" > {launch.token}.new',
@@ -127,6 +132,25 @@ def _leader(launch: Detached) -> str:
     passed = {**launch.filter_environment, **replace(launch.mark, role=FILTER).environment()}
     through = _exec(launch.output_filter, passed, f">> {LOG_FILE}")
     return "\n".join([*lines, f"{{ trap : INT TERM HUP; {server}; {kept}; }} 2>&1 | {through}"])
+
+
+def under(activate: str, command: str) -> str:
+    """`command` after the activation line; status 120 when that fails. In a shell of its own, whose end is not ours."""
+    if not activate:
+        return command
+    text = f"{{ {activate}\n}} >/dev/null || exit 120\n{command}"
+    return f"{BASH} -c {shlex.quote(text)}"
+
+
+def _activation(launch: Detached) -> list[str]:
+    if not launch.activate:
+        return []
+    refusal = f"echo activate > {launch.token}.refused"
+    return [
+        f"trap '{refusal}' EXIT",  # the line itself may end the shell
+        f"{{ {launch.activate}\n}} </dev/null >/dev/null 2>&1 || exit",
+        "trap - EXIT",
+    ]
 
 
 def _checks(launch: Detached) -> list[str]:

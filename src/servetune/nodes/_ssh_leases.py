@@ -65,11 +65,11 @@ class LeaseFiles:
         """Remove those that are ours."""
         self._link.run(self._text(_GIVE_BACK, names, owner, ()), patience_s=patience_s)
 
-    def owners(self) -> list[dict[str, str]]:
-        """Whoever holds a lease that is not over. Changes nothing."""
+    def owners(self) -> list[tuple[str, dict[str, str]]]:
+        """Names of leases that are not over, and whose they are. Changes nothing."""
         done = self._link.run(self._text(_LIST, (), {}, ()))
         found = [_held(line) for line in done.text.splitlines()]
-        return [held[1] for held in found if held is not None and held[2] <= TTL_S]
+        return [held[:2] for held in found if held is not None and held[2] <= TTL_S and not _dead(held[1])]
 
     def _text(self, script: str, names: Sequence[str], owner: Mapping[str, str], dead: Sequence[str]) -> str:
         values = {

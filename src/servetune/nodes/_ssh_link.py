@@ -26,13 +26,18 @@ _LOOK_S = 0.5
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
 _PATIENCE_AGAIN_S = 5.0
+_ENDED_ALONE = 4
 
 Note = Callable[[str], None]
 Result = TypeVar("Result")
 
 
 class Lost(Exception):
-    """The connection broke in the middle of something."""
+    """The connection broke in the middle of something; or only the session did, `alone`. Handled in this module."""
+
+    def __init__(self, why: str, alone: bool = False) -> None:
+        super().__init__(why)
+        self.alone = alone
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Link:
         self._shell: _Shell | None = None
         self._was_connected = False
         self._broke_s: float | None = None  # when it was seen to be broken
+        self._ended_alone = 0
         self._gave_up = False  # who tidies up after that need not wait as long again
 
     def run(self, script: str, timeout_s: float = RUN_S, patience_s: float | None = None) -> Output:
@@ -111,6 +117,7 @@ class Link:
                     done = work()
                     break
                 except (Lost, NodeUnreachableError, paramiko.SSHException, OSError, EOFError) as error:
+                    self._count_ended(error)
                     self._break(str(error) or type(error).__name__)
                     waited_s = time.monotonic() - max(began_s, self._broke_s or began_s)
                     if not self._was_connected or waited_s >= patience_s:
@@ -118,8 +125,19 @@ class Link:
                         raise self._given_up(error, waited_s) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._ended_alone = 0
             self._mended()
         return done
+
+    def _count_ended(self, error: Exception) -> None:
+        """A shell that ends each time although the connection stands will not be better the next time."""
+        self._ended_alone = self._ended_alone + 1 if isinstance(error, Lost) and error.alone else 0
+        if self._ended_alone >= _ENDED_ALONE:
+            self._ended_alone = 0
+            raise NodeUnusableError(
+                f"the shell on {self.target.host} ends in the middle of a command, again and again; see whether the "
+                "node is out of memory or processes, and whether the login shell's files end it"
+            ) from error
 
     def _break(self, why: str) -> None:
         """The connection is of no use any more; said once."""
@@ -214,7 +232,8 @@ class _Shell:
                 self._check(deadline_s, timeout_s)
                 continue
             if not chunk:
-                raise Lost("the session ended")
+                time.sleep(_LOOK_S)  # the end of the connection shows a moment later than that of its sessions
+                raise Lost("the session ended", alone=self._connection.lives)
             got += chunk
 
     def _check(self, deadline_s: float, timeout_s: float) -> None:

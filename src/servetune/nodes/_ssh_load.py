@@ -11,6 +11,7 @@ import paramiko
 
 from servetune.core.errors import ConnectionLostError, ProgramEndedError
 from servetune.nodes._marks import LOAD, Mark
+from servetune.nodes._shell import under
 from servetune.nodes._ssh_connect import close_channel
 from servetune.nodes._ssh_link import Link
 
@@ -28,11 +29,11 @@ class FarProgram:
         self._held = b""
         self._lines: list[str] = []
         marks = " ".join(f"{k}={shlex.quote(v)}" for k, v in replace(mark, role=LOAD).environment().items())
-        inner = f"{activate or ':'}\nexec {shlex.join(argv)}"
+        command = under(activate, f"exec {shlex.join(argv)}")
         self._channel = link.channel()
         self._ready = False
         try:
-            self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(inner)}")
+            self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(command)}")
         except BaseException:
             self.close()
             raise

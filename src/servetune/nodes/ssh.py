@@ -7,16 +7,19 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from servetune.core.clock import WallClock
-from servetune.core.errors import NodeUnusableError, ServetuneError, SpecError
+from servetune.core.doctor import Finding, Purpose
+from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Running
 from servetune.nodes import _redact, _shell
+from servetune.nodes import _ssh_doctor as doctor
+from servetune.nodes._checkup import Checkup
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
@@ -38,6 +41,7 @@ from servetune.nodes._ssh_server import FarServer, LogCopy
 from servetune.nodes._ssh_settings import Settings, near_path, secret_of
 from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
 
+_CAPACITY_MODULE = "servetune.benchmarks._capacity"
 _LOAD_MODULE = "servetune.benchmarks._far"
 _START_S = 120.0
 _START_TRIES = 3
@@ -214,6 +218,39 @@ class SshNode:
                 return server, Running(age_s=age_s)
         return None
 
+    def examine(self, purpose: Purpose) -> Iterator[Finding]:
+        """The doctor's rows; see `core.doctor.Examined`."""
+        first = doctor.connection(self.link, self._place)
+        yield first
+        if first.state == "error":
+            return
+        settings = self._settings
+        checkup = Checkup(
+            run=lambda script: (lambda done: (done.code, done.text))(self.link.run(script)),
+            ask=self.link.ask,
+            visible=self._visible(),
+            python=settings.engine_python or "python3",
+            package=settings.engine_package,
+            activate=settings.activate,
+            workdir=self._at_home(settings.workdir),
+        )
+        rehearsed = settings.rehearse.scenario if settings.rehearse else None
+        yield from doctor.rows(checkup, purpose, rehearsed, self._rows_of_the_link(purpose))
+
+    def _rows_of_the_link(self, purpose: Purpose) -> Iterator[Finding]:
+        yield doctor.ports(self.link)
+        yield doctor.clock(self.link)
+        yield doctor.lease(self._leases, self._lease_names(), purpose.study)
+        yield doctor.load_generator(lambda: self._capacity(purpose), purpose)
+
+    def _capacity(self, purpose: Purpose) -> str:
+        module = [_CAPACITY_MODULE, str(purpose.concurrency)] if purpose.thorough else [_LOAD_MODULE]
+        words = shlex.join([self._python(), self._push(archive(), ".pyz"), *module])
+        done = self.link.run(_shell.under(self._settings.activate, f"timeout 80 {words} </dev/null"))
+        if done.code != 0:
+            raise ProgramEndedError((done.text.strip().splitlines() or ["it said nothing"])[-1])
+        return done.text
+
     def take_notes(self) -> Sequence[str]:
         """What happened to the connection since the last call, for the person who watches."""
         taken = list(self._notes)
@@ -252,6 +289,8 @@ class SshNode:
             return SpecError(f"program {program!r} does not exist on {host}; {advice}")
         if said == "plain":
             return SpecError(f"program {program!r} is not executable on {host}; {advice}")
+        if said == "activate":
+            return SpecError(f"node.activate fails on {host}: {self._settings.activate!r}; try it there in a shell")
         if said == "cwd":
             return SpecError(f"node.cwd: there is no directory {launch.cwd} on {host}")
         return NodeUnusableError(
@@ -333,7 +372,7 @@ class SshNode:
         program = self._settings.engine_python
         if (self._engine is None or again) and program is not None:
             words = shlex.join([program, "-c", ASK_ENGINE, self._settings.engine_package])
-            done = self.link.run(f"{self._settings.activate or ':'}\n{words}")
+            done = self.link.run(_shell.under(self._settings.activate, words))
             if done.code != 0:
                 raise SpecError(
                     f"engine.python {program!r} cannot be run on {self.link.target.host} (status {done.code}: "

@@ -1,0 +1,187 @@
+"""Rows of the doctor that any Linux node can be asked for by shell text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from servetune.core.doctor import Finding, Purpose
+from servetune.core.errors import NodeError, SpecError
+from servetune.nodes import _nvidia
+from servetune.nodes._far_gpus import gpu_processes
+from servetune.nodes._gpus import Ask, gpus
+from servetune.nodes._python import ASK_ENGINE, read_versions
+from servetune.nodes._shell import under
+
+GIB = 1 << 30
+TOOLS = ("setsid", "flock", "timeout", "base64", "stat", "tail", "head", "grep", "getconf")
+_SHM = "/dev/shm"  # noqa: S108 -- the very place
+_SHM_LEAST, _SHM_GOOD = GIB, 8 * GIB
+_DISK_LEAST, _DISK_GOOD = GIB // 4, 2 * GIB
+_USED_MUCH = GIB
+
+Run = Callable[[str], tuple[int, str]]
+"""Runs shell text on the node to its end: exit status and output."""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """The rows. `activate`: shell line before the interpreters; `workdir`: absolute, of logs."""
+
+    run: Run
+    ask: Ask
+    visible: str | None
+    python: str
+    package: str
+    activate: str
+    workdir: str
+
+    def tools(self) -> Finding:
+        """Programs that the shell texts need."""
+        _, text = self.run("\n".join(f"command -v {tool} >/dev/null || echo {tool}" for tool in TOOLS))
+        if missing := text.split():
+            return _error(
+                "tools", f"missing: {', '.join(missing)}", "install coreutils, util-linux and grep on the node"
+            )
+        return Finding(row="tools", state="ok", found="coreutils, util-linux")
+
+    def engine(self) -> Finding:
+        """Python and engine version."""
+        words = shlex.join([self.python, "-c", ASK_ENGINE, self.package])
+        code, text = self.run(under(self.activate, words))
+        if code != 0:
+            return _error(
+                "engine", f"{self.python} cannot be run: {_last(text)}",
+                "name the interpreter that has the engine as engine.python, or set node.activate",
+            )  # fmt: skip
+        python, version = read_versions(text)
+        if version is None:
+            return _error(
+                "engine", f"Python {python} without {self.package}",
+                f"install it (`{self.python} -m pip install {self.package}`), or name another engine.python",
+            )  # fmt: skip
+        return Finding(row="engine", state="ok", found=f"{self.package} {version}, Python {python}")
+
+    def of_gpus(self, purpose: Purpose) -> Iterator[Finding]:
+        """GPUs, driver, interconnect, their memory and who uses it."""
+        try:
+            found = gpus(self.ask, self.visible)
+        except (NodeError, SpecError) as error:
+            what, _, remedy = str(error).partition("; ")
+            yield _error("gpus", what, remedy or "mend the driver (see dmesg)")
+            return
+        if not found and not purpose.gpus_needed:
+            yield Finding(row="gpus", state="ok", found="none, and none needed")
+            return
+        if len(found) < purpose.gpus_needed:
+            shown = f"{len(found)} GPUs" if found else "no GPU (nvidia-smi is missing or shows none)"
+            yield _error(
+                "gpus", f"{shown}, and the study needs {purpose.gpus_needed}",
+                "install the driver, pass the GPUs to the container, or correct node.gpus or tp-size",
+            )  # fmt: skip
+        else:
+            memory = min((gpu.memory_bytes or 0) for gpu in found) / GIB
+            kinds = ", ".join(sorted({gpu.name for gpu in found}))
+            yield Finding(
+                row="gpus",
+                state="ok",
+                found=f"{len(found)} × {kinds}, {memory:.0f} GiB, compute capability {found[0].compute_capability}",
+            )
+        if found:
+            yield self._driver(found[0].driver_version)
+            yield self._interconnect([gpu.index for gpu in found])
+            yield self._users(found)
+
+    def _driver(self, version: str | None) -> Finding:
+        banner = self.ask(["nvidia-smi"])
+        cuda = _nvidia.cuda_version(banner.text) if banner else None
+        return Finding(row="driver", state="ok", found=f"driver {version}, CUDA up to {cuda or '?'}")
+
+    def _interconnect(self, indices: list[int]) -> Finding:
+        answer = self.ask(["nvidia-smi", *_nvidia.TOPOLOGY_QUERY])
+        links = _nvidia.links(answer.text, indices) if answer is not None else {}
+        kind = _nvidia.interconnect(answer.text, indices) if answer is not None else None
+        shown = ", ".join(f"{count} × {link}" for link, count in links.items())
+        found = f"{kind} ({shown})" if kind else "one GPU" if len(indices) == 1 else "not known"
+        if "SYS" in links:
+            return Finding(
+                row="interconnect", state="warning", found=f"{found}; pairs talk across NUMA nodes (SYS)",
+                remedy="expect slow all-reduce there; a subset within one NUMA node is node.gpus (nvidia-smi topo -m)",
+            )  # fmt: skip
+        return Finding(row="interconnect", state="ok", found=found)
+
+    def _users(self, found: tuple[_nvidia.Gpu, ...]) -> Finding:
+        if there := gpu_processes(self.ask, self.visible):
+            return _error(
+                "gpu users",
+                "; ".join(map(str, there)),
+                "wait for these processes or end them, or choose other node.gpus",
+            )
+        used = {gpu.index: gpu.used_bytes or 0 for gpu in found if (gpu.used_bytes or 0) > _USED_MUCH}
+        if used:
+            shown = ", ".join(f"GPU {index}: {size / GIB:.1f} GiB" for index, size in used.items())
+            return _error(
+                "gpu users", f"memory in use by no process that is shown: {shown}",
+                "somebody outside of this container holds it, or the driver does: see `nvidia-smi` on the host, or "
+                "reset the GPU",
+            )  # fmt: skip
+        return Finding(row="gpu users", state="ok", found="memory free, no process")
+
+    def shared_memory(self) -> Finding:
+        """Size of /dev/shm: the processes of a server talk through it."""
+        size, free = self._space(_SHM)
+        remedy = "`mount -o remount,size=32G /dev/shm`, or give the container --shm-size 32g or --ipc host"
+        found = f"{free / GIB:.1f} of {size / GIB:.1f} GiB free"
+        state = "error" if free < _SHM_LEAST else "warning" if free < _SHM_GOOD else "ok"
+        return Finding(row=_SHM, state=state, found=found, remedy="" if state == "ok" else remedy)
+
+    def disk(self) -> Finding:
+        """Room for logs."""
+        code, text = self.run(f"mkdir -p {shlex.quote(self.workdir)} && touch {shlex.quote(self.workdir)}/.probe")
+        if code != 0:
+            return _error(
+                "disk", f"{self.workdir} cannot be written: {_last(text)}",
+                "free space there, correct its owner, or name another node.workdir",
+            )  # fmt: skip
+        size, free = self._space(self.workdir)
+        found = f"{free / GIB:.1f} of {size / GIB:.1f} GiB free for logs in {self.workdir}"
+        state = "error" if free < _DISK_LEAST else "warning" if free < _DISK_GOOD else "ok"
+        remedy = "" if state == "ok" else "free space there, or name another node.workdir"
+        return Finding(row="disk", state=state, found=found, remedy=remedy)
+
+    def model(self, purpose: Purpose) -> Finding:
+        """The model's folder and its config.json."""
+        path = purpose.model
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+            return Finding(
+                row="model", state="warning", found=f"{path} is a name on a hub: the first launch may download it",
+                remedy="name a folder on the node as engine.model",
+            )  # fmt: skip
+        code, text = self.run(f"cat {shlex.quote(path)}/config.json")
+        if code != 0:
+            return _error(
+                "model", f"{path} has no config.json that can be read there: {_last(text)}",
+                "correct engine.model: it is a path on the node",
+            )  # fmt: skip
+        try:
+            config = json.loads(text)
+            kind = config.get("model_type", "?")
+        except (ValueError, AttributeError) as error:
+            return _error("model", f"{path}/config.json is no JSON object: {error}", "copy the model there again")
+        return Finding(row="model", state="ok", found=f"{path} ({kind})")
+
+    def _space(self, path: str) -> tuple[int, int]:
+        _, text = self.run(f"df -PB1 {shlex.quote(path)} | tail -n 1")
+        words = text.split()
+        return (int(words[1]), int(words[3])) if len(words) >= 4 and words[1].isdigit() else (0, 0)
+
+
+def _error(row: str, found: str, remedy: str) -> Finding:
+    return Finding(row=row, state="error", found=found, remedy=remedy)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1][:200]

@@ -1,0 +1,111 @@
+"""The doctor's rows of a node that is reached over SSH."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from servetune.core.doctor import Finding, Purpose
+from servetune.core.errors import HostKeyError, NodeError, ServetuneError
+from servetune.nodes._checkup import Checkup
+from servetune.nodes._ssh_leases import LeaseFiles
+from servetune.nodes._ssh_link import Link
+from servetune.nodes._ssh_machine import far_free_port
+
+CLOCK_S = 2.0
+#: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
+FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
+
+
+def connection(link: Link, place: Callable[[], object]) -> Finding:
+    """Reachability, host key and authentication at once: each refusal says which."""
+    began_s = time.monotonic()
+    try:
+        place()
+    except HostKeyError as error:
+        return Finding(row="connection", state="error", found="host key refused", remedy=str(error))
+    except ServetuneError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Finding(row="connection", state="error", found=what, remedy=remedy or what)
+    found = f"{link.target}, host key known, {1000 * (time.monotonic() - began_s):.0f} ms to connect"
+    return Finding(row="connection", state="ok", found=found)
+
+
+def clock(link: Link) -> Finding:
+    """Difference of the clocks: times in the node's log are compared with those of the study."""
+    before_s = time.time()
+    there_s = float(link.run("date +%s.%N").text)
+    after_s = time.time()
+    off_s = there_s - (before_s + after_s) / 2
+    if abs(off_s) <= CLOCK_S + (after_s - before_s):
+        return Finding(row="clock", state="ok", found=f"{off_s:+.1f} s")
+    return Finding(
+        row="clock",
+        state="warning",
+        found=f"the node's clock is {off_s:+.0f} s off this machine's",
+        remedy="set it (`timedatectl set-ntp true`); times in its logs are off by as much",
+    )
+
+
+def ports(link: Link) -> Finding:
+    """A port to serve on."""
+    try:
+        return Finding(row="ports", state="ok", found=f"30000–39999, such as {far_free_port(link)}")
+    except NodeError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Finding(row="ports", state="error", found=what, remedy=remedy)
+
+
+def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
+    """Whether another tuner uses these GPUs now."""
+    others = {name: owner for name, owner in files.owners() if name in names and owner.get("study") != study}
+    if not others:
+        return Finding(row="lease", state="ok", found=f"free: {', '.join(names)}")
+    shown = ", ".join(
+        f"{name} by study {owner.get('study')!r} of {owner.get('host')}" for name, owner in others.items()
+    )
+    return Finding(
+        row="lease", state="error", found=f"in use: {shown}", remedy="wait for it, stop it, or choose other node.gpus"
+    )
+
+
+def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
+    """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints."""
+    try:
+        told = json.loads(run().strip().splitlines()[-1])
+        reached = float(told["tokens_per_s"]) if purpose.thorough else None
+    except (NodeError, ValueError, KeyError, IndexError, TypeError) as error:
+        return Finding(
+            row="load generator",
+            state="warning",
+            found=f"the node's Python cannot run it: {error}",
+            remedy="name a Python 3.11 with numpy, pydantic, httpx and uvloop as node.python; else a tunnel is used",
+        )
+    if reached is None:
+        return Finding(row="load generator", state="ok", found="runs on the node")
+    wanted = min(FASTEST, FASTEST_OF_ONE * purpose.concurrency)
+    found = f"reads {reached:,.0f} tokens/s at concurrency {purpose.concurrency}"
+    if reached >= wanted:
+        return Finding(row="load generator", state="ok", found=found)
+    return Finding(
+        row="load generator",
+        state="warning",
+        found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
+        remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
+    )
+
+
+def rows(checkup: Checkup, purpose: Purpose, rehearsed: str | None, of_link: Iterator[Finding]) -> Iterator[Finding]:
+    """Everything after the connection; what a rehearsal does not need is passed over."""
+    yield checkup.tools()
+    if rehearsed is None:
+        yield checkup.engine()
+        yield from checkup.of_gpus(purpose)
+        yield checkup.shared_memory()
+    else:
+        yield Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {rehearsed}")
+    yield checkup.disk()
+    if rehearsed is None:
+        yield checkup.model(purpose)
+    yield from of_link
