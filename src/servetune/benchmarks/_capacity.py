@@ -17,7 +17,8 @@ from typing import cast
 
 import uvloop
 
-from servetune.benchmarks.closed_loop import Settings, create
+from servetune.benchmarks._measure import measure
+from servetune.benchmarks._settings import LoadSettings
 from servetune.core.benchmark import Level, Workload
 from servetune.core.clock import WallClock
 
@@ -41,7 +42,8 @@ def main(concurrency: int) -> None:
             warmup=0,
         )
         level = Level(concurrency=concurrency, workload=workload, limit_s=LIMIT_S)
-        found = create(Settings()).run(f"http://127.0.0.1:{port}", level, WallClock(), lambda progress: True, {})
+        demand = LoadSettings().demand(workload)
+        found = measure(f"http://127.0.0.1:{port}", level, WallClock(), lambda progress: True, {}, demand)
     finally:
         stub.kill()
     tokens_per_s = 0.0 if found is None else found.output_tokens_per_s

@@ -83,7 +83,7 @@ class Exit(Frozen):
     code: int | None
 
 
-class Conversation(Protocol):
+class LoadProgram(Protocol):
     """A program of ours on the node, talked with line by line."""
 
     def send(self, line: str) -> None:
@@ -106,7 +106,7 @@ class LoadHost(Protocol):
         """Begin to start it, without waiting: it is ready when the server is. Raises NodeUnreachableError."""
         ...
 
-    def load_program(self) -> Conversation:
+    def load_program(self) -> LoadProgram:
         """`benchmarks._far`, started beside the server or still running there.
 
         Raises ProgramEndedError when the node's Python cannot run it, NodeUnreachableError.

@@ -22,7 +22,7 @@ _STATUS_S = 3.0  # the exit status comes after the end of the output
 
 
 class FarProgram:
-    """Implements `core.node.Conversation`."""
+    """Implements `core.node.LoadProgram`."""
 
     def __init__(self, link: Link, mark: Mark, argv: list[str], activate: str) -> None:
         self._link = link

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from servetune.core.errors import NodeUnusableError
-from servetune.core.node import Conversation, Exit
+from servetune.core.node import Exit, LoadProgram
 from servetune.nodes import _shell
 from servetune.nodes._ending import end
 from servetune.nodes._far_gpus import Intruders
@@ -133,7 +133,7 @@ class FarServer:
         """Base URL on the node's loopback."""
         return f"http://127.0.0.1:{self.port}"
 
-    def load_program(self) -> Conversation:
+    def load_program(self) -> LoadProgram:
         """The load generator beside the server; one for all levels, begun anew after the connection broke."""
         self.prepare_load()
         assert self._load is not None
