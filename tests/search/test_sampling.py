@@ -10,7 +10,7 @@ from spaces import spaces
 from servetune.core.space import BundleDomain, CategoricalDomain, FloatDomain, IntDomain, Parameter, SearchSpace
 from servetune.search.samplers import random as random_sampler
 from servetune.search.samplers import tpe
-from servetune.search.sampling import Reseeded, point_of, quiet_optuna, suggest
+from servetune.search.sampling import Reseeded, _inside, point_of, quiet_optuna, suggest
 
 quiet_optuna()
 
@@ -123,3 +123,39 @@ def test_a_repair_outside_the_grid_is_shown_by_its_nearest_point():
     point = point_of({"mem-fraction-static": 0.837, "env.NCCL_ALGO": "Tree"}, SPACE, {})
     assert point["mem-fraction-static"] == 0.84
     assert point["allreduce"] == "tree"
+
+
+BOUNDED = {"none": (0.8, 0.9), "flashinfer": (0.9, 0.905), None: (0.001, 0.002)}
+
+
+@pytest.mark.parametrize("sampler", [tpe, random_sampler])
+def test_numbers_are_drawn_from_what_can_work_beside_the_other_parameters(sampler):
+    """Where nothing on the grid can work, the proposal stays as it is: the engine says why."""
+
+    def bounds(point):
+        return {"mem-fraction-static": BOUNDED[point.get("moe-a2a-backend")]}
+
+    wrapped = Reseeded(lambda seed: sampler.create(sampler.Settings(), seed, SPACE), 1, bounds)
+    study = optuna.create_study(sampler=wrapped, direction="maximize")
+    drawn = {backend: [] for backend in BOUNDED}
+    for _ in range(60):
+        trial = study.ask()
+        point = suggest(trial, SPACE)
+        assert trial.params["mem-fraction-static"] == pytest.approx(point["mem-fraction-static"])
+        drawn[point["moe-a2a-backend"]].append(point["mem-fraction-static"])
+        study.tell(trial, score(point))
+    assert all(0.8 - 1e-9 <= value <= 0.9 + 1e-9 for value in drawn["none"])
+    assert len(set(drawn["none"])) > 3
+    assert set(drawn["flashinfer"]) == {0.9}
+    assert any(value < 0.8 for value in drawn[None])
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 1), st.sampled_from([None, 0.005, 0.01, 0.25]))
+def test_a_moved_number_lies_on_the_grid_and_inside(share, low, width, step):
+    domain = optuna.distributions.FloatDistribution(0.5, 1.0, step=step)
+    value = 0.5 + 0.5 * share if step is None else 0.5 + step * int(share * 0.5 / step)
+    moved = _inside(value, domain, low, low + width)
+    if moved is not None:
+        assert max(low, 0.5) - 1e-9 <= moved <= min(low + width, 1.0) + 1e-9
+        assert step is None or abs((moved - 0.5) / step - round((moved - 0.5) / step)) < 1e-6
+        assert not low <= value <= low + width

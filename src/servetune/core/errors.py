@@ -10,7 +10,6 @@ ServetuneError
 │   ├── ProgramEndedError      a program of ours on the node ended by itself: do without it  exit status 1
 │   ├── NodeBusyError          another tuner or process holds it: choose another, or wait     exit status 1
 │   ├── NodeUnusableError      a person has to mend the node                                  exit status 1
-│   ├── ConversationError      a helper process on the node broke: go on without it           exit status 1
 │   └── HostKeyError           the host key is unknown or changed: never continue             exit status 1
 ├── StudyBusyError        another tuner holds this study                                       exit status 1
 └── StorageError          the study database cannot be read or written: stop                  exit status 1
@@ -69,10 +68,6 @@ class NodeBusyError(NodeError):
 
 class NodeUnusableError(NodeError):
     """The node fails whatever is launched on it; a person has to look."""
-
-
-class ConversationError(NodeError):
-    """A helper process on a node cannot be started, ended or does not answer. The work goes on without its answers."""
 
 
 class HostKeyError(NodeError):

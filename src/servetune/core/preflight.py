@@ -12,23 +12,23 @@ from servetune.core.node import NodeFacts, Text
 from servetune.core.space import Assignment, Frozen
 
 
-class Conversation(Protocol):
+class Helper(Protocol):
     """A helper process on a node: one line in, one line out. It ends by itself when it is let go of."""
 
-    def say(self, line: str) -> None:
-        """Send one line. Raises ConversationError when the process is gone."""
+    def send(self, line: str) -> None:
+        """Say one line. Raises ProgramEndedError, ConnectionLostError."""
         ...
 
-    def hear(self, timeout_s: float) -> str:
-        """The next line, in wall time. Raises ConversationError when it ended or says nothing for `timeout_s`."""
+    def receive(self, timeout_s: float) -> list[str]:
+        """Every line that has come, waiting `timeout_s` (wall) for the first; empty: none yet. Raises as `send`."""
         ...
 
     def close(self) -> None:
-        """Let go of it; idempotent."""
+        """Let go of it; idempotent. Never raises."""
         ...
 
 
-Converse = Callable[[Sequence[str], Mapping[str, Text]], Conversation]
+Converse = Callable[[Sequence[str], Mapping[str, Text]], Helper]
 """Starts a program on the node, given argv and the variables that it gets beside those of every launch."""
 
 
@@ -36,8 +36,8 @@ Converse = Callable[[Sequence[str], Mapping[str, Text]], Conversation]
 class OffersConversation(Protocol):
     """A node on which a helper process can be talked with."""
 
-    def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> Conversation:
-        """Start `argv`. Raises ConversationError when it cannot be started."""
+    def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> Helper:
+        """Start `argv`. Raises ProgramEndedError when it cannot be started, NodeUnreachableError."""
         ...
 
 
@@ -62,7 +62,9 @@ class Preflight(Protocol):
     """The engine's checks, warm, on one node."""
 
     def ask(self, assignment: Assignment) -> PreflightVerdict:
-        """The verdict. Raises ConversationError when the helper process broke; later questions raise it, too."""
+        """The verdict. Raises ProgramEndedError when the helper process broke (later questions do so, too), and
+        ConnectionLostError.
+        """
         ...
 
     def violation(self, assignment: Assignment, verdict: PreflightVerdict) -> Violation:
@@ -79,5 +81,5 @@ class OffersPreflight(Protocol):
     """An engine whose checks can be run on a node without its weights."""
 
     def preflight(self, converse: Converse, facts: NodeFacts) -> Preflight:
-        """Start the checks; `facts` are those of the node. Raises ConversationError when they cannot be started."""
+        """Start the checks; `facts` are those of the node. Raises as `Converse` does."""
         ...

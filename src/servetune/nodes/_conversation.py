@@ -9,11 +9,11 @@ import signal
 import time
 from typing import IO, Protocol
 
-from servetune.core.errors import ConversationError
+from servetune.core.errors import ProgramEndedError
 
 GRACE_S = 3.0
-#: No program has this much to say in one line.
-_LONGEST_LINE = 1 << 26
+SEND_S = 60.0
+_READ_BYTES = 1 << 16
 
 
 class Process(Protocol):
@@ -27,49 +27,47 @@ class Process(Protocol):
 
 
 class LocalConversation:
-    """Implements `core.preflight.Conversation` on two pipes. The process leads a session of its own."""
+    """Implements `core.preflight.Helper` on two pipes. The process leads a session of its own."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._in, self._out = process, process.stdin, process.stdout
-        self._to, self._from = self._in.fileno(), self._out.fileno()
-        self._heard = b""
-        os.set_blocking(self._to, False)
+        self._held = b""
+        os.set_blocking(self._in.fileno(), False)
 
-    def say(self, line: str) -> None:
-        """Send one line. Raises ConversationError when the process is gone or does not read for a minute."""
+    def send(self, line: str) -> None:
+        """Say one line. Raises ProgramEndedError when the process is gone or does not read for SEND_S."""
         if self._in.closed:
-            raise ConversationError("the helper process has ended")
-        rest, until_s = memoryview((line + "\n").encode()), time.monotonic() + 60.0
+            raise ProgramEndedError("it has ended")
+        rest, until_s = memoryview((line + "\n").encode()), time.monotonic() + SEND_S
         while rest:
-            _, ready, _ = select.select([], [self._to], [], max(0.0, until_s - time.monotonic()))
+            _, ready, _ = select.select([], [self._in], [], max(0.0, until_s - time.monotonic()))
             if not ready:
-                self.close()
-                raise ConversationError("the helper process does not read what it is told")
+                raise ProgramEndedError("it does not read what it is told")
             try:
-                rest = rest[os.write(self._to, rest) :]
+                rest = rest[os.write(self._in.fileno(), rest) :]
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise self._ended() from error
 
-    def hear(self, timeout_s: float) -> str:
-        """The next line. Raises ConversationError when the process ended, or says nothing for `timeout_s`."""
+    def receive(self, timeout_s: float) -> list[str]:
+        """Every line that has come, waiting `timeout_s` for the first; empty: none yet. Raises ProgramEndedError."""
         if self._out.closed:
-            raise ConversationError("the helper process has ended")
+            raise ProgramEndedError("it has ended")
+        lines: list[str] = []
         until_s = time.monotonic() + timeout_s
-        while b"\n" not in self._heard:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, until_s - time.monotonic()))
+        while not lines:
+            ready, _, _ = select.select([self._out], [], [], max(0.0, until_s - time.monotonic()))
             if not ready:
-                self.close()
-                raise ConversationError(f"the helper process did not answer within {timeout_s:g} s")
-            chunk = os.read(self._from, 1 << 16)
-            if not chunk or len(self._heard) > _LONGEST_LINE:
+                return []
+            chunk = os.read(self._out.fileno(), _READ_BYTES)
+            if not chunk:
                 raise self._ended()
-            self._heard += chunk
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line.decode("utf-8", "replace")
+            *whole, self._held = (self._held + chunk).split(b"\n")
+            lines = [line.decode("utf-8", "replace") for line in whole]
+        return lines
 
     def close(self) -> None:
         """Say no more, which ends it; after GRACE_S end it and what it started. Idempotent."""
@@ -83,6 +81,6 @@ class LocalConversation:
             time.sleep(0.01)
         self._out.close()
 
-    def _ended(self) -> ConversationError:
+    def _ended(self) -> ProgramEndedError:
         self.close()
-        return ConversationError(f"the helper process ended (status {self._process.poll()})")
+        return ProgramEndedError(f"it ended with status {self._process.poll()}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from servetune.core.clock import WallClock
-from servetune.core.errors import ConversationError, NodeUnusableError, ServetuneError, SpecError
+from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Text
 from servetune.core.space import Frozen
 from servetune.nodes._conversation import LocalConversation
@@ -113,7 +113,7 @@ class LocalNode:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ConversationError(f"{argv[0]!r} cannot be started: {error.strerror}") from error
+            raise ProgramEndedError(f"{argv[0]!r} cannot be started: {error.strerror}") from error
         return LocalConversation(process)
 
     def reclaim(self, study: str) -> Sequence[str]:

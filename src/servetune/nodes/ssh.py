@@ -16,7 +16,7 @@ from typing import Any
 from servetune.core.clock import WallClock
 from servetune.core.doctor import Finding, Purpose
 from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
-from servetune.core.node import LaunchSpec, NodeFacts, Running
+from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
 from servetune.nodes._checkup import Checkup
@@ -250,6 +250,15 @@ class SshNode:
         if done.code != 0:
             raise ProgramEndedError((done.text.strip().splitlines() or ["it said nothing"])[-1])
         return done.text
+
+    def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> FarProgram:
+        """Start a helper process on the node; see `core.preflight.OffersConversation`.
+
+        Secrets are left out: they would stand on a command line. Raises NodeUnreachableError.
+        """
+        plain = {name: text for name, text in {**self.environment(), **env}.items() if isinstance(text, str)}
+        words = ["env", *(f"{name}={text}" for name, text in plain.items()), *argv]
+        return FarProgram(self.link, Mark("", "", ""), words, self._settings.activate)
 
     def take_notes(self) -> Sequence[str]:
         """What happened to the connection since the last call, for the person who watches."""

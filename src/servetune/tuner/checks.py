@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from servetune.core.engine import Engine, Violation
-from servetune.core.errors import ConversationError
+from servetune.core.errors import NodeUnreachableError, ProgramEndedError
 from servetune.core.events import Listener, Note
 from servetune.core.node import Node, NodeFacts
 from servetune.core.preflight import OffersConversation, OffersPreflight, Preflight, PreflightVerdict
@@ -42,7 +42,7 @@ class NodeChecks:
                 return None
             assert self._preflight is not None
             verdict = self._preflight.ask(assignment)
-        except ConversationError as error:
+        except (ProgramEndedError, NodeUnreachableError) as error:
             self._give_up(str(error))
             return None
         if verdict.decided:

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from engines.sglang.rule_cases import config
 
 from servetune.core.engine import EngineChoice
 from servetune.core.node import EnvRef, NodeFacts
@@ -110,13 +111,16 @@ def test_rules_change_the_effective_configuration(engine):
     assert engine.effective(on_pcie[0], SCENARIO) != engine.effective(on_pcie[1], SCENARIO)
 
 
-def test_checking_takes_less_than_a_millisecond(engine):
+@pytest.mark.parametrize("model", [{}, config("kimi-k2.5")], ids=["unknown model", "kimi"])
+def test_checking_takes_less_than_a_millisecond(engine, model):
+    """Of this thread's CPU time: other work on the machine is no cost of the check."""
+    facts = PRO_6000.model_copy(update={"config_json": model})
     flags = {"tp-size": 8, "moe-a2a-backend": "none", "cuda-graph-max-bs": 128, "chunked-prefill-size": 8192}
-    engine.check(flags, PRO_6000)
-    start = time.perf_counter()
+    assert engine.check(flags, facts) == []
+    start = time.thread_time()
     for _ in range(200):
-        engine.check(flags, PRO_6000)
-    assert (time.perf_counter() - start) / 200 < 0.001
+        engine.check(flags, facts)
+    assert (time.thread_time() - start) / 200 < 0.001
 
 
 def test_capabilities_of_the_installed_package_are_preferred(tmp_path, monkeypatch):
@@ -144,3 +148,76 @@ def test_the_models_config_is_read_where_it_lies(tmp_path):
     for broken in ("[1]", "{", "\xff"):
         (tmp_path / "config.json").write_text(broken, encoding="latin-1")
         assert create(EngineChoice(model=str(tmp_path)), {}).check({"tp-size": 8}, PRO_6000) is not None
+
+
+KIMI = PRO_6000.model_copy(update={"config_json": config("kimi-k2.5")})
+PARALLEL = {"tp-size": 8, "moe-a2a-backend": "flashinfer", "moe-runner-backend": "flashinfer_cutlass"}
+#: As the log of a launch says it: GiB of one GPU.
+BASELINE_LOG = {"memory_gib": {"before_load_gib": 94.0, "after_load_gib": 20.0}}
+
+
+class TestMemory:
+    """The memory layer within the engine: calibrated by every log, for one node, model and version."""
+
+    def test_the_automatic_fraction_is_judged_before_a_launch(self, engine):
+        automatic = engine.check({"tp-size": 8, "cuda-graph-max-bs": 512, "quantization": "compressed-tensors"}, KIMI)
+        assert automatic == []
+        found = engine.memory(PARALLEL, KIMI)
+        assert not found.fits
+        assert found.fraction_needed == pytest.approx(0.827, abs=0.0005)
+
+    def test_one_log_tightens_the_bounds_of_its_class_and_corrects_the_others(self, engine):
+        before = {flags: engine.bounds(dict(flags), KIMI) for flags in map(_frozen, ({"tp-size": 8}, PARALLEL))}
+        low, high = before[_frozen({"tp-size": 8})]["mem-fraction-static"]
+        assert low == pytest.approx(1 - 21.7 / 94, abs=0.001)
+        engine.learn({"tp-size": 8, "mem-fraction-static": 0.9}, BASELINE_LOG)
+        own = engine.bounds({"tp-size": 8}, KIMI)["mem-fraction-static"]
+        assert own[0] == pytest.approx(1 - 20 / 94)
+        assert own[1] <= high
+        other = engine.bounds(PARALLEL, KIMI)["mem-fraction-static"]
+        assert other[0] > before[_frozen(PARALLEL)]["mem-fraction-static"][0]
+
+    def test_the_check_follows(self, engine):
+        flags = {"tp-size": 8, "mem-fraction-static": 0.78}
+        assert engine.check(flags, KIMI) == []
+        engine.learn({"tp-size": 8}, BASELINE_LOG)
+        (violation,) = engine.check(flags, KIMI)
+        assert violation.rule == "memory.fraction_too_low"
+        assert "1 - 20.0/94.0 = 0.787" in violation.message
+
+    def test_the_fraction_itself_does_not_matter_to_its_bounds(self, engine):
+        assert engine.bounds({"tp-size": 8, "mem-fraction-static": 0.1}, KIMI) == engine.bounds({"tp-size": 8}, KIMI)
+
+    def test_nothing_is_bounded_where_nothing_is_known(self, engine):
+        assert engine.bounds({"tp-size": 8}, PRO_6000) == {}
+        assert engine.bounds({"tp-size": 8}, KIMI.model_copy(update={"engine_rules": False})) == {}
+        engine.learn({"tp-size": 8}, {})
+        assert engine.bounds({}, KIMI) == {}  # one GPU never holds it
+
+    def test_variables_of_the_study_count(self):
+        choice = CHOICE.model_copy(update={"env": {"SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "4096"}})
+        more = create(choice, {}).memory(PARALLEL, KIMI).workspace_bytes
+        assert more == 4 * create(CHOICE, {}).memory(PARALLEL, KIMI).workspace_bytes
+        assert not any(name.startswith("env.") for name in create(choice, {}).effective(PARALLEL, KIMI))
+
+    def test_the_size_of_the_checkpoint_corrects_the_shapes(self, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps(config("qwen3-30b-a3b")))
+        engine = create(CHOICE.model_copy(update={"model": str(tmp_path)}), {})
+        shapes = engine.memory({"tp-size": 8}, PRO_6000).weights_bytes
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2 * 61.06e9}}))
+        known = create(CHOICE.model_copy(update={"model": str(tmp_path)}), {}).memory({"tp-size": 8}, PRO_6000)
+        assert known.weights_bytes - shapes == pytest.approx(61.06e9 / 8, rel=0.01)
+
+    def test_a_model_of_the_hugging_face_cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        folder = tmp_path / "models--Qwen--Q"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs/main").write_text("abc")
+        (folder / "snapshots/abc").mkdir(parents=True)
+        (folder / "snapshots/abc/config.json").write_text(json.dumps(config("llama-3.1-8b")))
+        engine = create(CHOICE.model_copy(update={"model": "Qwen/Q"}), {})
+        assert engine.memory({}, PRO_6000).weights_bytes / 2**30 == pytest.approx(15, abs=0.5)
+
+
+def _frozen(flags):
+    return tuple(flags.items())

@@ -45,7 +45,7 @@ def judged(
     return Judgement(
         verdict="refused" if found else "ok",
         violations=tuple(found),
-        effective=_effective(made.effective.assignment, flags, told),
+        effective=_effective(made.effective, flags, told),
         no_effect=tuple(
             NoEffect(flag=idle.flag, reason=idle.reason, source=idle.source) for idle in made.effective.no_effect
         ),
@@ -57,9 +57,17 @@ def judged(
     )
 
 
-def _effective(made: Mapping[str, Any], flags: Assignment, told: Assignment) -> dict[str, Value]:
-    """Without the variables that the study's own environment adds to every command."""
-    return {name: value for name, value in made.items() if name in flags or name not in told}
+def _effective(made: rules.Effective, flags: Assignment, told: Assignment) -> dict[str, Value]:
+    """The engine's own view, with what it says nothing about left out; a named flag without effect as if not named.
+
+    Without the variables that the study's own environment adds to every command.
+    """
+    values = {**made.resolved, **{idle.field: idle.like for idle in made.no_effect}}
+    found = {
+        name.replace("_", "-"): value for name, value in values.items() if value is not None and value is not False
+    }
+    env = {name: value for name, value in made.assignment.items() if name.startswith("env.")}
+    return {**found, **{name: value for name, value in env.items() if name in flags or name not in told}}
 
 
 def _overridden(config: Mapping[str, Any] | None, text: Value | None) -> Mapping[str, Any] | None:

@@ -104,6 +104,8 @@ def forecast(
 
     None also for models with linear attention: their recurrent states share the pool, by rules that are not modelled.
     """
+    if model_config is None or facts.gpu_memory_bytes is None:
+        return None
     state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
     if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention or below_one(state):
         return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from servetune.core.engine import Violation
-from servetune.core.errors import ConversationError
+from servetune.core.errors import ProgramEndedError
 from servetune.core.node import LaunchSpec, NodeFacts
-from servetune.core.preflight import Conversation, PreflightVerdict
+from servetune.core.preflight import Helper, PreflightVerdict
 from servetune.core.space import Assignment, Value
 
 #: Importing SGLang from a slow file system takes minutes; one answer that takes this long is none.
@@ -55,22 +56,21 @@ def preparation(facts: NodeFacts, described: bool, path: Sequence[str] = ()) -> 
 class SglangPreflight:
     """Implements `core.preflight.Preflight`. `command`: the launch spec of an assignment."""
 
-    def __init__(
-        self, talk: Conversation, prepared: Mapping[str, Any], command: Callable[[Assignment], LaunchSpec]
-    ) -> None:
+    def __init__(self, talk: Helper, prepared: Mapping[str, Any], command: Callable[[Assignment], LaunchSpec]) -> None:
         self._talk, self._command = talk, command
         self._ready: Mapping[str, Any] | None = None
+        self._lines: list[str] = []
         folder = Path(__file__).parent
-        talk.say(json.dumps({name: (folder / f"{name}.py").read_text("utf-8") for name in _PROGRAM}))
-        talk.say(json.dumps(prepared))
+        talk.send(json.dumps({name: (folder / f"{name}.py").read_text("utf-8") for name in _PROGRAM}))
+        talk.send(json.dumps(prepared))
 
     @property
     def version(self) -> str:
-        """Of the SGLang that answers. Waits until it is warm. Raises ConversationError."""
+        """Of the SGLang that answers. Waits until it is warm. Raises ProgramEndedError."""
         if self._ready is None:
             self._ready = self._heard(READY_S)
         if not self._ready.get("ready"):
-            raise ConversationError(str(self._ready.get("error") or "SGLang's checks could not be imported"))
+            raise ProgramEndedError(str(self._ready.get("error") or "SGLang's checks could not be imported"))
         return str(self._ready["version"])
 
     def ask(self, assignment: Assignment) -> PreflightVerdict:
@@ -83,9 +83,9 @@ class SglangPreflight:
         )
 
     def judge(self, argv: Sequence[str], env: Mapping[str, str]) -> PreflightVerdict:
-        """The verdict on arguments as they follow the program. Raises ConversationError."""
+        """The verdict on arguments as they follow the program. Raises ProgramEndedError."""
         assert self.version
-        self._talk.say(json.dumps({"argv": list(argv), "env": dict(env)}))
+        self._talk.send(json.dumps({"argv": list(argv), "env": dict(env)}))
         told = self._heard(ANSWER_S)
         try:
             return PreflightVerdict(
@@ -99,7 +99,7 @@ class SglangPreflight:
                 took_ms=told.get("ms", 0.0),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ConversationError(f"SGLang's checks answered something else: {str(told)[:200]!r}") from error
+            raise ProgramEndedError(f"SGLang's checks answered something else: {str(told)[:200]!r}") from error
 
     def violation(self, assignment: Assignment, verdict: PreflightVerdict) -> Violation:
         """See `core.preflight.Preflight`. The flags are those that the message names, else all of the assignment."""
@@ -110,14 +110,24 @@ class SglangPreflight:
         self._talk.close()
 
     def _heard(self, timeout_s: float) -> dict[str, Any]:
-        line = self._talk.hear(timeout_s)
+        line = self._line(timeout_s)
         try:
             told = json.loads(line)
         except ValueError:
             told = None
         if not isinstance(told, dict):
-            raise ConversationError(f"SGLang's checks answered {line[:200]!r}, which is not theirs")
+            raise ProgramEndedError(f"SGLang's checks answered {line[:200]!r}, which is not theirs")
         return told
+
+    def _line(self, timeout_s: float) -> str:
+        until_s = time.monotonic() + timeout_s
+        while not self._lines:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                self._talk.close()
+                raise ProgramEndedError(f"SGLang's checks did not answer within {timeout_s:g} s")
+            self._lines += self._talk.receive(left_s)
+        return self._lines.pop(0)
 
 
 def violation(assignment: Assignment, verdict: PreflightVerdict) -> Violation:

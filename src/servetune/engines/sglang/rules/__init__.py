@@ -78,11 +78,13 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """The flag is accepted and does nothing on this node."""
+    """The flag is accepted and does nothing on this node: it acts as `like`."""
 
     flag: str
     reason: str
     source: str
+    field: str = ""
+    like: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ def _effective(state: State, outcome: Outcome) -> Effective:
         assignment=assignment,
         changed=tuple(Changed(_flag(c.field, state), c.before, c.after, c.reason, c.source) for c in outcome.changes),
         no_effect=tuple(
-            NoEffect(_flag(i.flag, state), i.reason, source) for i, source in outcome.idle if i.flag in state.user
+            NoEffect(_flag(i.flag, state), i.reason, source, i.flag, i.like)
+            for i, source in outcome.idle
+            if i.flag in state.user
         ),
         resolved=outcome.resolved,
     )
