@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import paramiko
 
 from servetune.core.errors import ConnectionLostError, ProgramEndedError
+from servetune.core.node import Text
 from servetune.nodes._marks import LOAD, Mark
 from servetune.nodes._shell import under
 from servetune.nodes._ssh_connect import close_channel
@@ -103,3 +105,12 @@ class FarProgram:
                     self._ready = True
                     return
         raise ProgramEndedError(f"it was not ready within {READY_S:g} s")
+
+
+def helper(link: Link, argv: Sequence[str], env: Mapping[str, Text], activate: str) -> FarProgram:
+    """A program that belongs to no launch. Secrets of `env` are left out: they would stand on a command line.
+
+    Raises NodeUnreachableError.
+    """
+    plain = (f"{name}={text}" for name, text in env.items() if isinstance(text, str))
+    return FarProgram(link, Mark("", "", ""), ["env", *plain, *argv], activate)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from servetune.core.errors import NodeUnusableError
-from servetune.core.node import Exit, LoadProgram
+from servetune.core.node import Exit, LaunchSpec, LoadProgram
 from servetune.nodes import _shell
 from servetune.nodes._ending import end
 from servetune.nodes._far_gpus import Intruders
 from servetune.nodes._gpus import Ask
-from servetune.nodes._launch import LOG_FILE, writing
+from servetune.nodes._launch import LOG_FILE, STATE_FILE, writing
 from servetune.nodes._marks import LOAD, Mark, members
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
@@ -184,3 +185,13 @@ class FarServer:
                 f"{self.folder} on the node lost what a launch keeps there ({done.text.strip()[-200:]!r}); leave "
                 "node.workdir alone while a study runs, then resume"
             ) from error
+
+
+def write_far_state(folder: Path, launch: _shell.Detached, spec: LaunchSpec) -> None:
+    """`server.json` for people and post-mortems; a secret is its reference. Raises NodeUnusableError."""
+    state = {"study": launch.mark.study, "trial": int(launch.mark.trial), "folder_on_node": launch.folder}
+    path = folder / STATE_FILE
+    with writing(path):
+        beside = path.with_suffix(".json.new")
+        beside.write_text(json.dumps({**state, "launch": spec.model_dump(mode="json")}, indent=1) + "\n", "utf-8")
+        beside.replace(path)

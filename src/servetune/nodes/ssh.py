@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
 from servetune.nodes._gpus import MemoryGuard, gpu_facts, gpus
-from servetune.nodes._launch import STATE_FILE, writing
+from servetune.nodes._launch import writing
 from servetune.nodes._marks import Mark
 from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._rehearsal import rehearsed_facts, scenario_file, simulated_argv
@@ -35,9 +34,9 @@ from servetune.nodes._ssh_config import Wanted, resolve
 from servetune.nodes._ssh_connect import Secrets
 from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
-from servetune.nodes._ssh_load import FarProgram
+from servetune.nodes._ssh_load import FarProgram, helper
 from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
-from servetune.nodes._ssh_server import FarServer, LogCopy
+from servetune.nodes._ssh_server import FarServer, LogCopy, write_far_state
 from servetune.nodes._ssh_settings import Settings, near_path, secret_of
 from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
 
@@ -252,13 +251,8 @@ class SshNode:
         return done.text
 
     def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> FarProgram:
-        """Start a helper process on the node; see `core.preflight.OffersConversation`.
-
-        Secrets are left out: they would stand on a command line. Raises NodeUnreachableError.
-        """
-        plain = {name: text for name, text in {**self.environment(), **env}.items() if isinstance(text, str)}
-        words = ["env", *(f"{name}={text}" for name, text in plain.items()), *argv]
-        return FarProgram(self.link, Mark("", "", ""), words, self._settings.activate)
+        """Start a helper process on the node; see `core.preflight.OffersConversation`."""
+        return helper(self.link, argv, {**self.environment(), **env}, self._settings.activate)
 
     def take_notes(self) -> Sequence[str]:
         """What happened to the connection since the last call, for the person who watches."""
@@ -397,13 +391,3 @@ def _token(mark: Mark) -> str:
 
 def _digest(spec: LaunchSpec) -> str:
     return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:24]
-
-
-def write_far_state(folder: Path, launch: Detached, spec: LaunchSpec) -> None:
-    """`server.json` for people and post-mortems; a secret is its reference. Raises NodeUnusableError."""
-    state = {"study": launch.mark.study, "trial": int(launch.mark.trial), "folder_on_node": launch.folder}
-    path = folder / STATE_FILE
-    with writing(path):
-        beside = path.with_suffix(".json.new")
-        beside.write_text(json.dumps({**state, "launch": spec.model_dump(mode="json")}, indent=1) + "\n", "utf-8")
-        beside.replace(path)
