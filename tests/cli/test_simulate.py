@@ -53,6 +53,7 @@ def test_a_person_reads_a_line_for_each_study_that_says_that_it_is_simulated(ser
         (["generated-12", "--strategy", "clever"], "clever"),
         (["generated-12", "--seeds", "one"], "whole numbers"),
         (["generated-12", "--node-hours", "0"], "node-hours"),
+        (["generated-12", "--space", "no-such-space"], "no-such-space"),
     ],
 )
 def test_wrong_words_are_told_apart(servetune, words, told):
@@ -105,3 +106,12 @@ def test_a_measured_table_says_where_it_was_measured(servetune):
 
 def test_a_format_that_holds_every_launch_takes_no_trial(finished):
     assert "--trial" in finished("export", "done", "--format", "table", "--trial", "0", status=2).stderr
+
+
+def test_a_study_runs_over_the_space_of_a_study_file():
+    """The fitted scenario speaks of flags that the usual space does not have."""
+    space = SHIPPED.parents[3] / "studies" / "h200-moe.yaml"
+    keys = {"sampler": NamedChoice(name="random"), "seed": 0, "node_hours": 1.0, "space": str(space)}
+    trials = simulate("moe4b-bf16-1x-h200", keys)["trajectory"]
+    assert {trial["flags"]["disable-overlap-schedule"] for trial in trials} == {True, False}
+    assert {trial["flags"]["moe-runner-backend"] for trial in trials} == {"auto", "triton_kernel"}

@@ -13,7 +13,7 @@ from servetune.core.events import Event, RunEnded, TrialEnded
 from servetune.core.space import Assignment, SearchSpace, Value
 from servetune.core.study import Budget, Confirmation, NamedChoice, NodeChoice, Retries, StudySpec
 from servetune.core.trial import RunPurpose, TrialRecord
-from servetune.settings import load_space
+from servetune.settings import load_space, load_study
 from servetune.simulation.configuration import overlay
 from servetune.simulation.scenario import Scenario, load_scenario
 from servetune.storage import MemoryStore
@@ -26,9 +26,15 @@ from servetune.tuner.stopping import StopRequest
 TRIALS = 100_000
 
 
-def simulated_space() -> SearchSpace:
-    """The flags that scenarios speak about, without hints: those were written with one scenario in mind."""
-    return load_space("simulated", Path()).model_copy(update={"hints": ()})
+def simulated_space(name: str = "simulated") -> SearchSpace:
+    """A space by name or file, or that of a study file, without hints: those were written with one scenario in mind.
+
+    The default has the flags that most scenarios speak about.
+    """
+    path = Path(name)
+    is_study = path.is_file() and any(line.startswith("study:") for line in path.read_text("utf-8").splitlines())
+    space = load_study(path).space if is_study else load_space(name, Path())
+    return space.model_copy(update={"hints": ()})
 
 
 def virtual_spec(
@@ -42,17 +48,19 @@ def virtual_spec(
     confirm: Confirmation | None = None,
     retries: Retries | None = None,
     level_sd: float | None = None,
+    space: str = "simulated",
 ) -> StudySpec:
     """The study of `scenario` (read from `place`). It is told the flags' defaults and nothing else of the scenario.
 
     Switches that are on by default are written into the baseline: left out, they would be off.
     """
+    sampled = simulated_space(space)
     optional = {"pruner": pruner, "confirm": confirm, "retries": retries}
     return StudySpec(
         study=f"simulate-{scenario.name}"[:100],
         engine=EngineChoice(model=scenario.model.path, version=scenario.engine_version),
         node=NodeChoice(name="virtual", settings={"scenario": place, "seed": seed}),
-        space=simulated_space().model_copy(update={"fixed": _fixed(scenario)}),
+        space=sampled.model_copy(update={"fixed": {**sampled.fixed, **_fixed(scenario)}}),
         baseline={flag: value for flag, value in scenario.flags.items() if value is True},
         workload=Workload(
             input_tokens=scenario.input_tokens, output_tokens=scenario.output_tokens, concurrency=scenario.levels

@@ -44,6 +44,13 @@ class Seeds(click.ParamType):  # type: ignore[type-arg]  # click types it only i
 @click.option("--strategy", default="adaptive", show_default=True, help="Sampler: adaptive, tpe or random.")
 @click.option("--seeds", type=Seeds(), default="0", show_default=True, help="One study for each, separated by commas.")
 @click.option("--node-hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True)
+@click.option(
+    "--space",
+    default="simulated",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Search space of a scenario's study, or a study file whose space it is; a table brings its own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every trial and every recommendation as JSON.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file instead.")
 def command(
@@ -51,6 +58,7 @@ def command(
     strategy: str,
     seeds: tuple[int, ...],
     node_hours: float,
+    space: str,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -70,7 +78,7 @@ def command(
     for scenario in scenarios:
         for seed in seeds:
             begin_s = time.monotonic()
-            study = _study(scenario, NamedChoice(name=strategy), seed, node_hours)
+            study = _study(scenario, NamedChoice(name=strategy), seed, node_hours, space)
             found.append(study)
             head = sentence(study["replayed"]) if "replayed" in study else SIMULATED
             lines += [*([] if head in lines else [head]), _line(study, time.monotonic() - begin_s)]
@@ -84,13 +92,13 @@ def command(
         raise UsageError(f"cannot write {output}: {error.strerror}; name another file with -o") from error
 
 
-def _study(scenario: str, sampler: NamedChoice, seed: int, node_hours: float) -> dict[str, Any]:
+def _study(scenario: str, sampler: NamedChoice, seed: int, node_hours: float, space: str) -> dict[str, Any]:
     from servetune.cli._replayed_study import replay
     from servetune.cli._virtual_study import simulate
 
     if scenario.endswith(SUFFIX):
         return replay(scenario, sampler, seed, node_hours)
-    return simulate(scenario, {"sampler": sampler, "seed": seed, "node_hours": node_hours})
+    return simulate(scenario, {"sampler": sampler, "seed": seed, "node_hours": node_hours, "space": space})
 
 
 def _public(study: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""The scenario fitted to an H200: what the script makes of the table, and as near to it as the page says."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servetune.simulation.configuration import configure
+from servetune.simulation.rates import throughput
+from servetune.simulation.scenario import load_scenario
+from servetune.simulation.table import load_table
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "tests" / "recordings" / "h200" / "study" / "configurations.jsonl"
+NAME = "moe4b-bf16-1x-h200"
+
+
+def fitted(table, file):
+    words = [ROOT / "benchmarks" / "fit" / "run.py", table, "--name", NAME, "--architecture", "Qwen3MoeForCausalLM"]
+    done = subprocess.run([sys.executable, *words, "-o", file], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    file = tmp_path_factory.mktemp("fit") / f"{NAME}.yaml"
+    return file, fitted(TABLE, file)
+
+
+def test_the_shipped_scenario_is_what_the_script_makes_of_the_table(again):
+    shipped = ROOT / "src" / "servetune" / "simulation" / "scenarios" / f"{NAME}.yaml"
+    assert again[0].read_text() == shipped.read_text()
+
+
+def test_the_page_gives_the_errors_that_the_script_prints(again):
+    page = (ROOT / "docs" / "simulated-node.md").read_text()
+    for line in again[1].splitlines():
+        assert line in page
+
+
+def test_it_is_called_fitted_and_still_simulated(again):
+    assert again[0].read_text().startswith("# Fitted by benchmarks/fit/run.py to ")
+    assert "2026-11-29" in again[0].read_text().splitlines()[0]
+
+
+def test_known_factors_are_found_again(tmp_path):
+    """Launches made from a base and two factors, without noise."""
+    rows = [json.loads(line) for line in TABLE.read_text().splitlines()]
+    base, factor = rows[0], {"attention-backend": 0.8, "schedule-policy": 1.1}
+    made = []
+    for number in range(8):
+        flags = {"attention-backend": "triton"} if number & 1 else {}
+        flags |= {"schedule-policy": "lpm"} if number & 2 else {}
+        scale = math.prod(factor[flag] for flag in flags)
+        levels = []
+        for level in base["levels"]:
+            rate = 1000 * level["concurrency"] ** 0.5 * scale
+            levels.append({**level, "output_tokens_per_s": rate, "low": 0.99 * rate, "high": 1.01 * rate})
+        row = {**base, "trial": number, "baseline": number == 0, "flags": {**base["flags"], **flags}, "levels": levels}
+        made.append(json.dumps(row))
+    table = tmp_path / "made.jsonl"
+    table.write_text("\n".join(made) + "\n")
+    fitted(table, tmp_path / "made.yaml")
+    scenario = load_scenario(str(tmp_path / "made.yaml"))
+    for found in load_table(str(table)).configurations:
+        scale = math.prod(factor.get(flag, 1.0) for flag in found.flags)
+        for level in scenario.levels:
+            configuration, _ = configure(scenario, found.flags)
+            assert throughput(scenario, configuration, level) == pytest.approx(1000 * level**0.5 * scale, rel=0.005)
