@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: setup quickstart test check format lock sglang-cpu clean bench-load bench-search bench-search-ablations
+.PHONY: fit-h200 setup quickstart test check format lock sglang-cpu clean bench-load bench-search bench-search-ablations
 
 setup: .venv/.ready
 
@@ -60,3 +60,12 @@ bench-search: setup
 bench-search-ablations: setup
 	$(BIN)/python benchmarks/search/run.py --set tuning --count 8 --seeds 0 adaptive adaptive-no-blame adaptive-no-memory \
 		adaptive-full-levels adaptive-no-learned-amplitudes adaptive-no-pairs adaptive-no-joint adaptive-no-outliers
+
+# The table of the recorded H200 study, and the scenario fitted to it; run after the study went on. Copy the printed
+# table of errors into docs/simulated-node.md.
+H200 := tests/recordings/h200/study
+fit-h200: setup
+	@tmp=$$(mktemp -d) && xz -dkc $(H200)/studies.db.xz > $$tmp/studies.db && \
+	$(BIN)/servetune export h200-moe --storage sqlite:///$$tmp/studies.db --format table -o $(H200)/configurations.jsonl && \
+	$(BIN)/python benchmarks/fit/run.py $(H200)/configurations.jsonl --name moe4b-bf16-1x-h200 \
+		--architecture Qwen3MoeForCausalLM -o src/servetune/simulation/scenarios/moe4b-bf16-1x-h200.yaml; rm -r $$tmp

@@ -37,9 +37,9 @@ OF_MEMORY = ("oom_weights", "kv_budget", "oom_graph", "oom_runtime")
 def defaults_of(row: LaunchRow, graph: float) -> dict[str, Value]:
     """What the baseline used, by its own log; the largest captured batch under the name that scenarios use."""
     told = {flag: value for flag, value in row.in_effect.items() if value is not None and flag not in MODELLED}
-    fraction, chunk = row.in_effect["mem-fraction-static"], row.in_effect["chunked-prefill-size"]
-    assert fraction is not None, "the baseline's log does not say its memory fraction"
-    assert chunk is not None, "the baseline's log does not say its chunk size"
+    fraction, chunk = (row.in_effect.get(flag) for flag in ("mem-fraction-static", "chunked-prefill-size"))
+    if fraction is None or chunk is None or not graph:
+        raise SystemExit("the log of the baseline does not say its memory fraction, chunk size and captured batches")
     return {"mem-fraction-static": fraction, "cuda-graph-max-bs": int(graph), "chunked-prefill-size": chunk, **told}
 
 
@@ -75,17 +75,26 @@ def effects_of(fits: Mapping[int, LevelFit], columns: Sequence[Column]) -> Itera
             yield {"when": dict(column), "factor": factors}
 
 
-def failures_of(table: MeasuredTable) -> Iterator[dict[str, Any]]:
-    """What failed for another reason than memory, with everything that it set beside the baseline's flags."""
+def failures_of(table: MeasuredTable) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`failures` and `wrong_output`: what failed for another reason than memory, by what it set beside the baseline.
+
+    A configuration that some launches survived fails with the share of those that did not.
+    """
     own = table.baseline().flags
     for found in table.configurations:
-        for row in found.launches:
-            if row.failure is None or row.failure.slug in (*OF_MEMORY, "wrong_output"):
-                continue
-            when = {flag: value for flag, value in found.flags.items() if own.get(flag) != value}
-            entry = {"when": when, "phase": row.failure.phase.value, "class": row.failure.slug, "log": row.failure.line}
-            reached = [level for level in row.load.concurrency if f"level:{level}" in row.phase_s]
-            yield {**entry, "at_concurrency": reached[-1]} if reached else entry
+        when = {flag: value for flag, value in found.flags.items() if own.get(flag) != value}
+        told = [row for row in found.launches if row.failure is not None and row.failure.slug not in OF_MEMORY]
+        if not told or not when:
+            continue
+        failure, share = told[0].failure, len(told) / len(found.launches)
+        assert failure is not None
+        if failure.slug == "wrong_output":
+            yield "wrong_output", {"when": when}
+            continue
+        entry = {"when": when, "phase": failure.phase.value, "class": failure.slug, "log": failure.line}
+        reached = [level for level in told[0].load.concurrency if f"level:{level}" in told[0].phase_s]
+        entry |= {"at_concurrency": reached[-1]} if reached else {}
+        yield "failures", entry | ({"probability": round(share, 3)} if share < 1 else {})
 
 
 def document(
@@ -117,7 +126,7 @@ def document(
         "output_tokens": row.load.output_tokens,
         "input_tokens": row.load.input_tokens,
         "noise": {"cv": round(spread, 4)},
-        "failures": list(failures_of(table)),
+        **{name: [e for kind, e in failures_of(table) if kind == name] for name in ("failures", "wrong_output")},
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from servetune.simulation.configuration import configure
+from servetune.simulation.model import nonsense_from, outcome
 from servetune.simulation.rates import throughput
 from servetune.simulation.scenario import load_scenario
 from servetune.simulation.table import load_table
@@ -61,12 +63,36 @@ def test_known_factors_are_found_again(tmp_path):
             levels.append({**level, "output_tokens_per_s": rate, "low": 0.99 * rate, "high": 1.01 * rate})
         row = {**base, "trial": number, "baseline": number == 0, "flags": {**base["flags"], **flags}, "levels": levels}
         made.append(json.dumps(row))
+    made += [json.dumps(row) for row in broken(base)]
     table = tmp_path / "made.jsonl"
     table.write_text("\n".join(made) + "\n")
     fitted(table, tmp_path / "made.yaml")
     scenario = load_scenario(str(tmp_path / "made.yaml"))
     for found in load_table(str(table)).configurations:
+        if found.score() is None:
+            continue
         scale = math.prod(factor.get(flag, 1.0) for flag in found.flags)
         for level in scenario.levels:
             configuration, _ = configure(scenario, found.flags)
             assert throughput(scenario, configuration, level) == pytest.approx(1000 * level**0.5 * scale, rel=0.005)
+    died = outcome(scenario, {"attention-backend": "flashinfer"}, scenario.levels, random.Random(0))
+    assert (died.fault.slug, died.fault.phase.value, len(died.levels)) == ("device_fault", "serving", 2)
+    assert nonsense_from(scenario, configure(scenario, {"schedule-policy": "random"})[0]) == 1
+
+
+def broken(base):
+    """A launch that died under load and one that answered nonsense."""
+    phases = {"ready": 50.0, "probe": 1.0, "level:1": 12.0, "level:10": 5.0, "stop": 2.0}
+    told = {
+        "class": "device_fault",
+        "phase": "serving",
+        "verdict": "infeasible",
+        "message": "it died",
+        "line": "CUDA error",
+    }
+    for number, slug, flags in (
+        (8, "device_fault", {"attention-backend": "flashinfer"}),
+        (9, "wrong_output", {"schedule-policy": "random"}),
+    ):
+        row = {**base, "trial": number, "baseline": False, "flags": {**base["flags"], **flags}, "phase_s": phases}
+        yield {**row, "levels": base["levels"][:1], "failure": {**told, "class": slug}}
