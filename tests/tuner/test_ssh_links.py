@@ -1,0 +1,181 @@
+"""Links that are slow, freeze, or carry a flood; servers that hang, and disks that are full, on the far side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from contracts.node_contract import BAD_SERVER, Bench, carriers, listening, until
+from nodes.slow_link import SlowLink
+from nodes.sshd import Sshd, needs_sshd, running
+from tuner.ssh_lab import Happening, Lab
+
+from servetune.core.errors import NodeUnusableError
+from servetune.core.trial import TrialState
+from servetune.nodes import ssh
+
+pytestmark = [needs_sshd, pytest.mark.sshd]
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def lab(sshd: Sshd, tmp_path: Path):
+    lab = Lab(sshd, tmp_path)
+    yield lab
+    assert lab.left() == []
+
+
+@pytest.fixture
+def link(sshd, tmp_path):
+    """A way to the node that can be slow; the settings that go it."""
+    link = SlowLink(sshd.port)
+    known = tmp_path / "known_hosts"
+    known.write_text(sshd.known_hosts.read_text().replace(f":{sshd.port} ", f":{link.port} "))
+    config = tmp_path / "config"
+    config.write_text("Host *\n ServerAliveInterval 1\n ServerAliveCountMax 3\n")
+    link.settings = {"port": link.port, "known_hosts": str(known), "config": str(config)}
+    yield link
+    link.close()
+
+
+def test_a_slow_link(lab, link):
+    """200 ms there and back; only the tuner's own time grows."""
+    plain, slow = lab.write(), lab.write(lab.node(**link.settings))
+    lab.sit(plain)
+    link.delay_s = 0.1
+    lab.sit(slow)
+    assert lab.story(slow) == lab.story(plain)
+    assert {trial.state for trial in lab.trials(slow)} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize("moment", ["waiting", "LevelProgress", "stopping"])
+def test_a_link_that_freezes_is_given_up_and_another_one_made(lab, link, moment):
+    """As a cut cable: nothing is closed, nothing comes. The frozen connection never comes back."""
+    file = lab.write(lab.node(**link.settings))
+
+    def freeze():
+        link.frozen = True
+        threading.Timer(4.5, thaw).start()
+
+    def thaw():
+        link.cut()
+        link.frozen = False
+
+    happening = lab.sit(file, Happening(moment, freeze))
+    assert {trial.state for trial in lab.trials(file)} == {TrialState.COMPLETE}
+    assert any("answers again" in note for note in happening.notes)
+
+
+@pytest.fixture
+def bench(sshd, tmp_path):
+    node = ssh.create(ssh.Settings(**sshd.settings()), tmp_path)
+    bench = Bench(node, tmp_path)
+    yield bench
+    bench.cleanup()
+    node.close()
+
+
+def test_a_port_that_somebody_takes_is_left_alone(bench):
+    port = bench.node.free_port()
+    with subprocess.Popen([sys.executable, "-S", BAD_SERVER, "--port", str(port)]) as foreign:
+        until(lambda: listening(port))
+        server = bench.start("--port", port, port=port)
+        until(lambda: server.poll() is not None)
+        server.stop(1)
+        assert foreign.poll() is None
+        foreign.kill()
+
+
+def test_an_unmarked_rest_on_the_port_is_named_and_left_alone(bench):
+    """It appeared while our server ran and shares nothing with it: it may be anybody's."""
+    port = bench.node.free_port()
+    server = bench.start(port=port)
+    clean = {"PATH": "/usr/bin:/bin"}
+    words = [sys.executable, "-S", BAD_SERVER, "--port", str(port)]
+    with subprocess.Popen(words, env=clean, start_new_session=True) as foreign:
+        until(lambda: listening(port))
+        with pytest.raises(
+            NodeUnusableError, match=rf"port {port} of the node is still listened on.*pid {foreign.pid}"
+        ):
+            server.stop(1)
+        assert foreign.poll() is None
+        assert carriers(bench.study) == []
+        foreign.kill()
+    server.stop(1)
+
+
+def test_the_disk_of_the_node_fills_while_a_server_runs(lab, tmp_path):
+    """What a server cannot log nobody can read; the reason is the disk, not the configuration."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=False).returncode != 0:
+        pytest.skip("may not mount a tmpfs")
+    try:
+        file = lab.write(lab.node(workdir=str(disk)), retries={"transient": 0})
+
+        def fill():
+            with contextlib.suppress(OSError), (disk / "filler").open("wb") as filler:
+                while True:
+                    filler.write(b"x" * 10_000)
+                    filler.flush()
+
+        with pytest.raises(NodeUnusableError, match=r"(No space left|free space)"):
+            lab.sit(file, Happening("TrialStarted", fill))
+        assert carriers(file.stem) == []
+        (disk / "filler").unlink()
+        lab.sit(file)
+        assert [trial.state for trial in lab.trials(file)] == [TrialState.COMPLETE]
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_secrets_are_in_no_file_and_no_process_list(lab, sshd, monkeypatch, tmp_path):
+    from nodes.sshd import keygen, public
+
+    key = keygen(tmp_path / "locked", passphrase="pass-phrase-4711")
+    sshd.authorized.write_text(f"{public(sshd.client_key)}\n{public(key)}\n")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("MY_PASSPHRASE", "pass-phrase-4711")
+    monkeypatch.setenv("MY_API_KEY", "sk-secret-4712")
+    node = lab.node(identity_file=str(key), passphrase={"from_env": "MY_PASSPHRASE"})
+    file = lab.write(node, fixed={"tp-size": 8, "api-key": {"from_env": "MY_API_KEY"}})
+    seen: list[bytes] = []
+
+    def look():
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                seen.append(path.read_bytes())
+
+    lab.sit(file, Happening("LevelProgress", look))
+    assert {trial.state for trial in lab.trials(file)} == {TrialState.COMPLETE}
+    written = [path.read_bytes() for path in [*tmp_path.rglob("*"), *sshd.folder.rglob("*")] if path.is_file()]
+    private = key.read_bytes().split(b"\n")[2]
+    for text in [*written, json.dumps([str(one) for one in lab.trials(file)]).encode()]:
+        assert b"pass-phrase-4711" not in text
+        assert b"sk-secret-4712" not in text
+        assert private not in text or text == key.read_bytes()
+    servers = [words for words in seen if b"sk-secret-4712" in words]
+    assert all(b"launch_server" in words for words in servers)  # SGLang takes its key as an argument, and only it
+
+
+def test_a_flood_is_followed_and_does_not_stop_the_watching(bench):
+    """A gigabyte is as much as the disk here gives; a fifth of it says the same (see the node contract)."""
+    server = bench.start("--flood-bytes", 60_000_000)
+    offset, began_s = 0, time.monotonic()
+    while offset < 60_000_000:
+        assert server.poll() is None
+        while chunk := server.read_log(offset):
+            offset += len(chunk)
+            assert len(chunk) <= 1 << 20
+        assert time.monotonic() - began_s < 60
