@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("contracts.node_contract")
 
-from contracts.node_contract import NodeContract  # noqa: E402
+from contracts.node_contract import NodeContract, carriers, until  # noqa: E402
 from nodes.sshd import Sshd, needs_sshd, running  # noqa: E402
 
-from servetune.core.node import Node  # noqa: E402
+from servetune.core.errors import ProgramEndedError  # noqa: E402
+from servetune.core.node import EnvRef, LaunchSpec, Node  # noqa: E402
 from servetune.nodes import ssh  # noqa: E402
+from servetune.nodes._marks import Mark  # noqa: E402
+from servetune.nodes._ssh_load import HELPERS  # noqa: E402
+from servetune.nodes._starter import this_host  # noqa: E402
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
 
@@ -32,3 +39,80 @@ class TestSshNode(NodeContract):
     def node_source(self, sshd: Sshd) -> str:
         settings = repr(sshd.settings())
         return f"from servetune.nodes import ssh; node = ssh.create(ssh.Settings(**{settings}), Path('/'))"
+
+
+@pytest.fixture
+def make(sshd: Sshd, tmp_path: Path):
+    made = []
+
+    def node(**settings):
+        made.append(ssh.create(ssh.Settings(**sshd.settings(**settings)), tmp_path))
+        return made[-1]
+
+    yield node
+    for one in made:
+        one.close()
+
+
+def test_a_helper_process_on_the_node(make):
+    program = "import os, sys\nfor line in sys.stdin: print(line.strip()[::-1], os.environ['TOLD'], flush=True)"
+    talk = make().converse(
+        [sys.executable, "-u", "-c", program], {"TOLD": "it's so", "KEY": EnvRef(from_env="NOT_SET")}
+    )
+    talk.send("abc")
+    assert talk.receive(20) == ["cba it's so"]
+    assert carriers(HELPERS)
+    assert talk.receive(0.1) == []
+    talk.close()
+    until(lambda: not carriers(HELPERS))
+    ended = make().converse([sys.executable, "-c", "import no_such_module"], {})
+    with pytest.raises(ProgramEndedError, match="no_such_module"):
+        ended.receive(20)
+
+
+def test_a_helper_of_a_dead_tuner_is_ended_by_reclaim(make):
+    node = make()
+    gone = f"{this_host()}/1/999"
+    mark = Mark(HELPERS, "0", f"{gone}/0")
+    environ = {**os.environ, **mark.environment()}
+    with subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True) as helper:
+        node.reclaim("any study")
+        assert helper.wait(10) != 0
+
+
+def test_the_models_config_is_read_on_the_node(make, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_hidden_layers": 4}')
+    assert make(engine_model=str(tmp_path)).facts().config_json["num_hidden_layers"] == 4
+    assert make(engine_model="/nowhere").facts().config_json == {}
+    assert make().facts().config_json == {}
+
+
+SHARER = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = shared_memory.SharedMemory(name=sys.argv[1], create=True, size=1 << 20)
+resource_tracker.unregister(made._name, "shared_memory")
+print("running", flush=True)
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("way", ["killed", "crashed"])
+def test_shared_memory_of_ours_is_removed_and_nothing_foreign(make, tmp_path, way):
+    name, foreign = f"servetune-test-{os.getpid()}-{way}", Path(f"/dev/shm/servetune-test-{os.getpid()}-foreign")
+    foreign.write_text("somebody else's")
+    node = make()
+    try:
+        argv = (sys.executable, "-c", SHARER, name, "600" if way == "killed" else "4")
+        server = node.start(LaunchSpec(argv=argv, port=node.free_port()), "shm", 1, str(tmp_path / "log"))
+        segment = Path("/dev/shm") / name
+        until(segment.exists)
+        if way == "crashed":
+            until(lambda: server.poll() is not None)
+        server.stop(0.2)
+        assert not segment.exists()
+        assert foreign.exists()
+    finally:
+        foreign.unlink()
+        Path(f"/dev/shm/{name}").unlink(missing_ok=True)

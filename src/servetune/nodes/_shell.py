@@ -302,6 +302,27 @@ def holders(inodes: Iterable[str]) -> str:
     )
 
 
+def segments(pids: Iterable[int]) -> str:
+    """Prints `inode path` of every file in /dev/shm that one of the processes maps or holds open."""
+    looks = [f"cat /proc/{pid}/maps; ls -l /proc/{pid}/fd" for pid in sorted(pids)]
+    return (
+        f"{{ {'; '.join(looks) or ':'}; }} 2>/dev/null | grep -v '(deleted)$' | grep -o '/dev/shm/.*' | sort -u |\n"
+        "while IFS= read -r F; do stat -c '%i %n' \"$F\" 2>/dev/null; done; true"
+    )
+
+
+def remove_segments(seen: Iterable[tuple[int, str]]) -> str:
+    """Removes those that are still the same files and that no process holds any more; prints each."""
+    lines = ["HELD=$(cat /proc/[0-9]*/maps 2>/dev/null; ls -l /proc/[0-9]*/fd 2>/dev/null)"]
+    for inode, path in sorted(seen):
+        at = shlex.quote(path)
+        lines.append(
+            f'[ "$(stat -c %i {at} 2>/dev/null)" = {inode} ] && ! printf %s "$HELD" | grep -qF {at} && '
+            f"rm -f {at} && echo {at}"
+        )
+    return "\n".join([*lines, "true"])
+
+
 def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(_assignment(name, value) for name, value in variables.items())
 

@@ -17,6 +17,7 @@ from servetune.nodes._shell import under
 from servetune.nodes._ssh_connect import close_channel
 from servetune.nodes._ssh_link import Link
 
+HELPERS = "servetune helper"  # stands for a study in the mark of what belongs to none
 READY_S = 60.0  # to import numpy and pydantic from a cold disk
 _RECV_BYTES = 1 << 16
 _STDERR_BYTES = 4000
@@ -26,11 +27,14 @@ _STATUS_S = 3.0  # the exit status comes after the end of the output
 class FarProgram:
     """Implements `core.node.LoadProgram`."""
 
-    def __init__(self, link: Link, mark: Mark, argv: list[str], activate: str) -> None:
+    def __init__(
+        self, link: Link, mark: Mark, argv: list[str], activate: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._link = link
         self._held = b""
         self._lines: list[str] = []
-        marks = " ".join(f"{k}={shlex.quote(v)}" for k, v in replace(mark, role=LOAD).environment().items())
+        variables = {**(environment or {}), **replace(mark, role=LOAD).environment()}
+        marks = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items())
         command = under(activate, f"exec {shlex.join(argv)}")
         self._channel = link.channel()
         self._ready = False
@@ -107,10 +111,10 @@ class FarProgram:
         raise ProgramEndedError(f"it was not ready within {READY_S:g} s")
 
 
-def helper(link: Link, argv: Sequence[str], env: Mapping[str, Text], activate: str) -> FarProgram:
+def helper(link: Link, mark: Mark, argv: Sequence[str], env: Mapping[str, Text], activate: str) -> FarProgram:
     """A program that belongs to no launch. Secrets of `env` are left out: they would stand on a command line.
 
     Raises NodeUnreachableError.
     """
-    plain = (f"{name}={text}" for name, text in env.items() if isinstance(text, str))
-    return FarProgram(link, Mark("", "", ""), ["env", *plain, *argv], activate)
+    plain = {name: text for name, text in env.items() if isinstance(text, str)}
+    return FarProgram(link, mark, list(argv), activate, plain)

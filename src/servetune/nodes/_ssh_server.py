@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from servetune.nodes._ssh_tunnel import Tunnel
 _LOOK_BYTES = 1 << 16  # of the log, that come with each look at the process
 _COPY_BYTES = 256 << 20  # of the log, kept beside the study
 LOAD_END_S = 2.0  # for the load generator to leave at the end of its input
+SEGMENTS_FIRST_S, SEGMENTS_EVERY_S = 2.0, 15.0
 IMPATIENT_S = 10.0  # how long a broken connection is waited for by somebody who wants to stop at once
 
 
@@ -76,6 +78,8 @@ class FarServer:
         self._ended = ended
         self._intruders = Intruders(*gpus, self._own_pids, self._known_pids)
         self._load: FarProgram | None = None
+        self._segments: set[tuple[int, str]] = set()  # of /dev/shm, seen in use by the server
+        self._looked_s = time.monotonic() - SEGMENTS_EVERY_S + SEGMENTS_FIRST_S
         self._exit: Exit | None = None
         self._rebooted = False
         self._read_to = 0  # of the log, by whoever reads it
@@ -93,7 +97,16 @@ class FarServer:
         self._exit, self._rebooted = status.exit, status.rebooted
         self._ahead = (self._read_to, log)
         self._log_end = status.log_bytes - self._log_from_bytes
+        if self._exit is None and time.monotonic() - self._looked_s > SEGMENTS_EVERY_S:
+            self._look_at_segments()
         return self._exit
+
+    def _look_at_segments(self) -> None:
+        """A crash leaves them without an owner, so they are noted while the server lives."""
+        self._looked_s = time.monotonic()
+        for line in self._link.run(_shell.segments(self._own_pids())).text.splitlines():
+            inode, _, path = line.partition(" ")
+            self._segments.add((int(inode), path))
 
     def read_log(self, offset_bytes: int) -> bytes:
         """At most 1 MiB of what this launch logged, from `offset_bytes` on; empty when there is no more yet."""
@@ -168,7 +181,12 @@ class FarServer:
         if self._load is not None:
             self._load.close()
             self._load = None
+        if grace_s > 0:
+            self._look_at_segments()
         end(FarMachine(self._link, patience_s), self._is_mine, wall_s)
+        if self._segments:
+            self._link.run(_shell.remove_segments(self._segments), patience_s=patience_s)
+            self._segments.clear()
         code = self.poll()
         for guard in self._guards:
             guard.check()

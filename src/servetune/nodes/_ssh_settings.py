@@ -40,6 +40,7 @@ class Settings(Frozen):
     python: str | None = None  # for the load generator and the log filter; absent: the engine's
     engine_python: str | None = None  # interpreter that is asked for the engine's version
     engine_package: str = "sglang"
+    engine_model: str | None = None  # folder whose config.json is read for the engine's rules
     reconnect_s: float = Field(default=600.0, ge=0)
     wait_for_gpus_s: float = Field(default=60.0, ge=0)
     wait_for_memory_s: float = Field(default=60.0, ge=0)

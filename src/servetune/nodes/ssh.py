@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,22 +19,22 @@ from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
 from servetune.nodes._checkup import Checkup
-from servetune.nodes._ending import reclaimed
+from servetune.nodes._ending import end, reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
 from servetune.nodes._gpus import MemoryGuard, gpu_facts, gpus
 from servetune.nodes._launch import writing
 from servetune.nodes._marks import Mark
-from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._rehearsal import rehearsed_facts, scenario_file, simulated_argv
 from servetune.nodes._server import Guard
 from servetune.nodes._shell import Detached, Started, read_started
 from servetune.nodes._ssh_archive import archive
 from servetune.nodes._ssh_config import Wanted, resolve
 from servetune.nodes._ssh_connect import Secrets
+from servetune.nodes._ssh_facts import Place, engine_versions, model_config, place_of
 from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
-from servetune.nodes._ssh_load import FarProgram, helper
+from servetune.nodes._ssh_load import HELPERS, FarProgram, helper
 from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
 from servetune.nodes._ssh_server import FarServer, LogCopy, write_far_state
 from servetune.nodes._ssh_settings import Settings, near_path, secret_of
@@ -66,16 +66,6 @@ def create(settings: Settings, base_dir: Path) -> SshNode:
     return SshNode(settings, base_dir.resolve(), Link(target, secrets, settings.reconnect_s, notes.append), notes)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What never changes while the node runs."""
-
-    host: str
-    boot_id: str
-    home: str
-    cpu_count: int
-
-
 class SshNode:
     """Starts servers on a machine that is reached over SSH, detached, so that they outlive connection and tuner."""
 
@@ -88,7 +78,7 @@ class SshNode:
         self._base_dir = base_dir
         self._notes = notes
         self._engine: tuple[str | None, str | None] | None = None
-        self._where: _Place | None = None
+        self._where: Place | None = None
         self._adopted: set[Mark] = set()
 
     def identity(self) -> str:
@@ -135,6 +125,7 @@ class SshNode:
             engine_name=self._settings.engine_package if engine else None,
             engine_version=engine,
             python_version=python,
+            config_json=model_config(self.link, self._settings),
             **gpu_facts(self.link.ask, self._visible()),
         )
 
@@ -184,9 +175,10 @@ class SshNode:
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
         spared = {mark.starter for mark in self._adopted}
+        machine = FarMachine(self.link)
+        end(machine, lambda mark: mark.study == HELPERS and is_far(mark) and lives(tuner_of(mark)) is False, 0.0)
         return reclaimed(
-            FarMachine(self.link),
-            lambda mark: mark.study == study and mark.starter not in spared and self._left_behind(mark),
+            machine, lambda mark: mark.study == study and mark.starter not in spared and self._left_behind(mark)
         )
 
     def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[FarServer, Running] | None:
@@ -252,7 +244,8 @@ class SshNode:
 
     def converse(self, argv: Sequence[str], env: Mapping[str, Text]) -> FarProgram:
         """Start a helper process on the node; see `core.preflight.OffersConversation`."""
-        return helper(self.link, argv, {**self.environment(), **env}, self._settings.activate)
+        mark = Mark(HELPERS, "0", f"{this_tuner()}/{next(_launches)}")
+        return helper(self.link, mark, argv, {**self.environment(), **env}, self._settings.activate)
 
     def take_notes(self) -> Sequence[str]:
         """What happened to the connection since the last call, for the person who watches."""
@@ -349,15 +342,9 @@ class SshNode:
     def _visible(self) -> str | None:
         return self.environment().get("CUDA_VISIBLE_DEVICES")
 
-    def _place(self) -> _Place:
+    def _place(self) -> Place:
         if self._where is None:
-            done = self.link.run('uname -n; cat /proc/sys/kernel/random/boot_id; echo "$HOME"; nproc')
-            lines = done.text.splitlines()
-            if done.code != 0 or len(lines) != 4:
-                raise NodeUnusableError(
-                    f"{self.link.target.host} is no Linux machine with coreutils: {done.text[-300:]!r}"
-                )
-            self._where = _Place(lines[0], lines[1], lines[2].rstrip("/"), int(lines[3]))
+            self._where = place_of(self.link)
         return self._where
 
     def _lease_names(self) -> list[str]:
@@ -372,17 +359,9 @@ class SshNode:
 
     def _engine_versions(self, again: bool = False) -> tuple[str | None, str | None]:
         """(Python version, engine version) of the engine's interpreter, asked once or `again`."""
-        program = self._settings.engine_python
-        if (self._engine is None or again) and program is not None:
-            words = shlex.join([program, "-c", ASK_ENGINE, self._settings.engine_package])
-            done = self.link.run(_shell.under(self._settings.activate, words))
-            if done.code != 0:
-                raise SpecError(
-                    f"engine.python {program!r} cannot be run on {self.link.target.host} (status {done.code}: "
-                    f"{done.text.strip()[-300:]}); name the interpreter that has the engine, or set node.activate"
-                )
-            self._engine = read_versions(done.text)
-        return self._engine or (None, None)
+        if self._engine is None or again:
+            self._engine = engine_versions(self.link, self._settings)
+        return self._engine
 
 
 def _token(mark: Mark) -> str:

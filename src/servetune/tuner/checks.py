@@ -67,7 +67,7 @@ class NodeChecks:
     def _start(self) -> bool:
         """Whether they can be trusted: a baseline that is launched and refused says that they see another machine."""
         node, engine = self._node, self._engine
-        if not isinstance(node, OffersConversation) or not isinstance(engine, OffersPreflight):
+        if self._facts.simulated or not isinstance(node, OffersConversation) or not isinstance(engine, OffersPreflight):
             self._over = True
             return False
         self._preflight = engine.preflight(node.converse, self._facts)

@@ -27,10 +27,10 @@ def open_node(spec: StudySpec) -> Node:
 
 
 def _node_settings(spec: StudySpec) -> Mapping[str, Any]:
-    """A node that asks the engine's interpreter for versions is told which one that is, unless the study says so."""
+    """A node that asks the engine's interpreter or reads the model's files is told which, unless the study says so."""
     fields = plugins.load("nodes", spec.node.name).Settings.model_fields
-    asked = {"engine_python": spec.engine.python} if "engine_python" in fields else {}
-    return {**asked, **spec.node.settings}
+    asked = {"engine_python": spec.engine.python, "engine_model": spec.engine.model}
+    return {**{key: value for key, value in asked.items() if key in fields}, **spec.node.settings}
 
 
 def open_engine(spec: StudySpec) -> Engine:
