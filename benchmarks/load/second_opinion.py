@@ -3,14 +3,15 @@
     python benchmarks/load/second_opinion.py URL --python PYTHON_WITH_SGLANG [--concurrency 1,10] [--rounds 3]
 
 Both measure each level in turn, round after round, so that what changes on the machine meanwhile meets both. Printed
-per level: the means over the rounds of output tokens/s in the steady part, and how far they are apart; and what
+per level: the means over the rounds of output tokens/s in the steady part; how far the two of a round are apart, the
+median of the rounds; and what
 bench_serving itself reports, with ramp and tail. Lengths are uniform from half the given ones on: requests of one
 length that begin together stay in step, which only bench_serving does.
 """
 
 import argparse
 import os
-from statistics import fmean
+from statistics import fmean, median
 
 from servetune.benchmarks import closed_loop, sglang_bench
 from servetune.core.benchmark import Level, Workload
@@ -60,7 +61,7 @@ def main() -> None:
             continue
         ours, theirs = (fmean(pair[side].output_tokens_per_s for pair in pairs) for side in (0, 1))
         told = fmean(b.details["reported_output_tokens_per_s"] for _, b in pairs)
-        apart = theirs / ours - 1
+        apart = median(b.output_tokens_per_s / a.output_tokens_per_s for a, b in pairs) - 1
         rounds = f"{len(pairs)} of {options.rounds}"
         print(f"{concurrency:>6} {ours:>12.1f} {theirs:>14.1f} {apart:>+8.1%} {told:>12.1f}  {rounds}", flush=True)
 

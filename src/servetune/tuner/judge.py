@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from servetune.core.benchmark import Measurement
 from servetune.core.failure import Failure, Phase, Verdict
+from servetune.core.objective import Objective
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 
@@ -38,6 +39,13 @@ def outcome_of(spec: StudySpec, failure: Failure | None, measurements: Sequence[
     return Outcome(
         state=TrialState.PRUNED, levels=levels, constraint=constraint_of(spec, failure, len(levels)), message=message
     )
+
+
+def beyond_limits(objective: Objective, measurement: Measurement) -> tuple[str, ...]:
+    """Why a measurement is infeasible: a limit that is exceeded, or limits that a load search found no load to keep."""
+    if measurement.details.get("concurrency_found") == 0:
+        return measurement.warnings
+    return objective.beyond_limits(measurement)
 
 
 def is_the_configurations(failure: Failure) -> bool:

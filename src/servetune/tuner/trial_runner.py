@@ -20,6 +20,7 @@ from servetune.tuner.adoption import TakenUp
 from servetune.tuner.effects import SERVED, flags_to_watch, sentences, served_arguments
 from servetune.tuner.gate import Gate, random_weights
 from servetune.tuner.installation import check_installation
+from servetune.tuner.judge import beyond_limits
 from servetune.tuner.load_place import LoadPlace
 from servetune.tuner.probe import Probe, server_info
 from servetune.tuner.stopping import StopRequest
@@ -312,11 +313,9 @@ class TrialRunner:
 
     def _judge(self, watch: Watch, measurement: Measurement) -> Failure | None:
         """A measurement that must not be used is a failure; so is one beyond a limit of the objective."""
-        if measurement.details.get("concurrency_found") == 0:
-            return _failure("limit_exceeded", Verdict.INFEASIBLE, measurement.warnings[0], deterministic=True)
-        if measurement.requests_completed == 0:
+        beyond = beyond_limits(self._spec.objective, measurement)
+        if measurement.requests_completed == 0 and not beyond:
             return self._diagnose(watch, "hang" if measurement.requests_failed == 0 else "overload")
-        beyond = self._spec.objective.beyond_limits(measurement)
         if beyond:
             return _failure("limit_exceeded", Verdict.INFEASIBLE, "; ".join(beyond), deterministic=True)
         if not measurement.valid and not (self._simulated and measurement.output_tokens_per_s > 0):
