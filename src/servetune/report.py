@@ -155,7 +155,7 @@ def verdict(
         same = [t.number for t in records if t.number != base.number and _no_win(stored, t, base)]
         if same:
             return f"the baseline stands: trial {', '.join(map(str, same))} did nothing, nothing else is ahead of it"
-        return "the baseline stands: nothing measured is ahead of it"
+        return f"the baseline stands: {_not_proved(stored, records, base) or 'nothing measured is ahead of it'}"
     found = lead(best, base, stored.spec)
     if found is None:
         return f"trial {best.number} is the best; the baseline measured nothing to compare it with"
@@ -169,6 +169,18 @@ def verdict(
     if found.proved:
         return f"{ahead} ({interval})"
     return f"{ahead}, but the lead is not proved ({interval}): the baseline may be as good"
+
+
+def _not_proved(stored: StoredStudy, records: Sequence[TrialRecord], base: TrialRecord) -> str:
+    """The lead that a whole confirmation left open, in half a sentence; empty when there is none."""
+    leads = [lead(t, base, stored.spec) for t in records if t.number != base.number and t.value is not None]
+    tied = [x for x in leads if x is not None and x.low is not None and x.high is not None]
+    best = max(tied, key=lambda found: found.gain, default=None)
+    if best is None or best.low is None or best.high is None:
+        return ""
+    interval = f"95 % interval {100 * best.low:+.1f} to {100 * best.high:+.1f} %"
+    count = f"{best.launches} fresh launches against {best.baseline_launches} of the baseline"
+    return f"trial {best.trial} is not proved to be ahead ({100 * best.gain:+.1f} %, {interval}, {count})"
 
 
 def _no_win(stored: StoredStudy, record: TrialRecord, base: TrialRecord) -> bool:

@@ -53,10 +53,21 @@ class Timeouts(Frozen):
 
 
 class Confirmation(Frozen):
-    """The best `top` configurations and the baseline are launched `launches` more times each, interleaved. 0: off."""
+    """The best `top` configurations and the baseline are launched `launches` more times each, interleaved. 0: off.
+
+    While that leaves open whether the best one is ahead, further rounds follow, up to `most` launches of each (absent:
+    6; with a single launch, which gives no interval, none).
+    """
 
     top: int = Field(default=1, ge=0, le=20)
     launches: int = Field(default=2, ge=0, le=20)
+    most: int | None = Field(default=None, ge=0, le=50)
+
+    @property
+    def rounds_at_most(self) -> int:
+        """Launches of each contender at most."""
+        extended = (6 if self.launches > 1 else self.launches) if self.most is None else self.most
+        return max(self.launches, extended)
 
 
 class Retries(Frozen):

@@ -37,6 +37,8 @@ NAMED, UNNAMED = 4.0, 0.6
 #: A class that says "combination": odds of pairs, and of single values.
 COMBINATION, PAIR_SAID, SINGLE_UNSAID = "invalid_combo", 12.0, 0.4
 MOST = 0.97
+#: The same of failures under load: each costs a whole launch, so what probably causes one is not launched again.
+MOST_UNDER_LOAD = 0.85
 #: Log probability of what cannot be.
 IMPOSSIBLE = -30.0
 
@@ -162,7 +164,8 @@ class Feasibility:
         single = [np.log1p(-rate * left[table]) for rate, table in zip(scale, self._single, strict=True)]
         paired = {key: np.log1p(-NEW_PAIR * left[table]) for key, table in self._paired.items()}
         for blame in self.blames:
-            innocent = np.log1p(-min(MOST, blame.probability)) if blame.probability < MOST else IMPOSSIBLE
+            most = MOST_UNDER_LOAD if blame.phase == "serving" else MOST
+            innocent = np.log1p(-blame.probability) if blame.probability < most else IMPOSSIBLE
             if len(blame.suspect) == 2:
                 single[blame.suspect[0]][blame.suspect[1]] += innocent
             else:

@@ -12,14 +12,17 @@ from statistics import fmean, variance
 
 from scipy import stats
 
+from servetune.core.failure import Verdict
 from servetune.core.objective import Objective
 from servetune.core.space import Frozen, Value
-from servetune.core.study import StudySpec
+from servetune.core.study import Confirmation, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.tuner.effects import is_the_baseline
 from servetune.tuner.estimate import estimated
 from servetune.tuner.judge import is_the_configurations
 
+#: Chance that the reported interval misses the true lead.
+ERROR = 0.05
 #: Expected values that differ by less than this share are called the same: the simpler configuration is preferred.
 SAME = 0.002
 #: A difference above this is never called a tie, however little is known of the noise.
@@ -55,18 +58,42 @@ class Lead(Frozen):
         return self.low is not None and self.high is not None and self.low >= -MOST_TIED and self.high <= MOST_TIED
 
 
-def confirmation_plan(spec: StudySpec, trials: Sequence[TrialRecord]) -> Sequence[Candidate]:
-    """Every launch of the confirmation, in order; the same list however often it is asked for."""
+def next_launch(spec: StudySpec, trials: Sequence[TrialRecord], may_go_on: bool = True) -> Candidate | None:
+    """What the confirmation launches next, interleaved; None when it is over. A function of what was launched alone.
+
+    Every leader and the baseline `launches` times; then, while the interval leaves open who is ahead and `may_go_on`
+    (there is node time left), further rounds up to `confirm.most`. A leader that fails gives its place to the next one.
+    """
     ahead = leaders(trials, spec)
-    if not ahead:
-        return ()
-    contenders = [*baselines(trials), *ahead]
+    if not ahead or spec.confirm.launches == 0:
+        return None
     tries = spec.retries.transient + 1  # the first ones belong to the search
-    return [
-        Candidate(trial=record.number, attempt=tries * (1 + round_), assignment=record.assignment)
-        for round_ in range(spec.confirm.launches)
-        for record in contenders
-    ]
+    contenders = [*baselines(trials), *ahead]
+    done = {t.number: _rounds(t, tries) for t in contenders}
+    last = min(contenders, key=lambda t: done[t.number])
+    whole = max(done.values()) == done[last.number]  # nobody waits for the rest of a round
+    if done[last.number] >= spec.confirm.launches and whole:
+        over = done[last.number] >= spec.confirm.rounds_at_most or not may_go_on
+        if over or _decided(ahead, next(iter(baselines(trials)), None), spec):
+            return None
+    return Candidate(trial=last.number, attempt=tries * (1 + done[last.number]), assignment=last.assignment)
+
+
+def _rounds(record: TrialRecord, tries: int) -> int:
+    """Launches of the confirmation that are over, tries after transient failures not counted."""
+    runs = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
+    over = [run for run in runs if run.failure is None or run.failure.verdict is not Verdict.RETRY]
+    last = [run for run in runs if run.attempt % tries == tries - 1]
+    return len({run.attempt // tries for run in (*over, *last)})
+
+
+def _decided(ahead: Sequence[TrialRecord], base: TrialRecord | None, spec: StudySpec) -> bool:
+    """Whether the interval of the best lead says who is ahead, or that nobody is by a difference worth having."""
+    leads = [found for record in ahead if (found := lead(record, base, spec)) is not None]
+    best = max(leads, key=lambda found: found.gain, default=None)
+    if best is None or best.low is None or best.high is None:
+        return best is None
+    return best.low > 0 or best.high < 0 or best.equivalent
 
 
 def baselines(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
@@ -84,7 +111,7 @@ def leaders(trials: Sequence[TrialRecord], spec: StudySpec, most: int | None = N
     base = next(iter(baselines(trials)), None)
     floor = 0.0 if base is None else values.get(base.number, 0.0)
     complete = [t for t in trials if t.state is TrialState.COMPLETE and not t.baseline and t.duplicate_of is None]
-    ahead = [t for t in complete if values.get(t.number, 0.0) > floor]
+    ahead = [t for t in complete if values.get(t.number, 0.0) > floor and not failed_again(t)]
     ahead = [t for t in ahead if base is None or not is_the_baseline(t, base)]
     best = max((values[t.number] for t in ahead), default=0.0)
     standard = standards(trials)
@@ -107,9 +134,12 @@ def standards(trials: Sequence[TrialRecord]) -> Mapping[str, Value]:
     return {**known, **base.assignment}
 
 
-def _ahead(found: Lead | None) -> bool:
-    """A lead that is not known yet counts."""
-    return found is None or (found.gain > 0 and not found.equivalent)
+def _ahead(found: Lead | None, confirm: Confirmation) -> bool:
+    """A lead that is not known yet counts; one that is still open when nothing more will be launched does not."""
+    if found is None or found.low is None:
+        return found is None or found.gain > 0
+    over = found.launches >= confirm.rounds_at_most
+    return found.gain > 0 and not found.equivalent and not (over and not found.proved)
 
 
 def run_value(run: RunRecord, objective: Objective, levels: Sequence[int]) -> float | None:
@@ -133,7 +163,7 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
         return Lead(trial=record.number, gain=record.value / baseline.value - 1)
     logs, base = [math.log(v) for v in ours], [math.log(v) for v in theirs]
     difference = fmean(logs) - fmean(base)
-    half = _half_width(logs, base)
+    half = _half_width(logs, base, error_of(len(ours), spec.confirm))
     bounds = (None, None) if half is None else (math.expm1(difference - half), math.expm1(difference + half))
     return Lead(
         trial=record.number,
@@ -145,16 +175,28 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
     )
 
 
+def error_of(launches: int, confirm: Confirmation) -> float:
+    """Chance that an interval misses, after so many launches, such that it is 5 % for all that may be looked at.
+
+    The confirmation looks after `launches`, and again after each further round: half of the 5 % is spent at the first
+    look, the rest evenly on the later ones. That the best of `top` leaders is reported costs a factor of `top`.
+    """
+    later = confirm.rounds_at_most - confirm.launches
+    share = 1.0 if not later else 0.5 if launches <= confirm.launches else 0.5 / later
+    return ERROR * share / max(1, confirm.top)
+
+
 def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None:
     """What `export` gives: the confirmed leader with the highest lead; the baseline when no leader is ahead of it.
 
-    A leader that ran as the baseline does, or is equivalent to it, is not ahead. Before any confirmation: the best
+    A leader that ran as the baseline does, or is equivalent to it, is not ahead; nor is one whose lead a whole
+    confirmation has not proved: a tie goes to the configuration that changes less. Before any confirmation: the best
     complete trial. None when nothing is complete.
     """
     base = next(iter(baselines(trials)), None)
     ahead = leaders(trials, spec, max(1, spec.confirm.top))
     leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
-    standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number))]
+    standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number), spec.confirm)]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
     if confirmed:
         return _simplest(confirmed, leads, spec, standards(trials))
@@ -200,8 +242,8 @@ def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[
     return [value for value in found if value is not None]
 
 
-def _half_width(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Half of the 95 % interval of a difference of means; None with a single value on a side.
+def _half_width(left: Sequence[float], right: Sequence[float], error: float = ERROR) -> float | None:
+    """Half of a difference's interval that misses with chance `error`; None with a single value on a side.
 
     Student's with pooled variance: the noise of a launch, as a share of its value, is the node's, so both
     sides have the same. With two or three launches a side Welch's would have one degree of freedom, and say nothing.
@@ -210,4 +252,4 @@ def _half_width(left: Sequence[float], right: Sequence[float]) -> float | None:
         return None
     freedom = len(left) + len(right) - 2
     pooled = sum((len(side) - 1) * variance(side) for side in (left, right)) / freedom
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))
+    return float(stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))

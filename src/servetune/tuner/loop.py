@@ -25,7 +25,7 @@ from servetune.search._history import OF_MEMORY
 from servetune.search.refusals import Refusals
 from servetune.storage import Store
 from servetune.tuner.checks import NodeChecks, refused_on_node, rejection, stored
-from servetune.tuner.confirm import confirmation_plan
+from servetune.tuner.confirm import Candidate, next_launch
 from servetune.tuner.judge import outcome_of
 from servetune.tuner.launches import Launches, OnLevel
 from servetune.tuner.progress import Progress, configuration_key
@@ -327,11 +327,17 @@ class Tuner:
 
     def _confirm(self, reason: str) -> None:
         """Launch the best and the baseline again, interleaved; what an earlier process has done is not done again."""
-        plan = confirmation_plan(self._spec, self._store.trials(self._spec.study))
-        if plan:
-            self._listener.on(ConfirmationStarted(reason=reason, launches=len(plan)))
-        for candidate in plan:
+        begun = False
+        while (candidate := self._next_launch()) is not None:
+            if not begun:
+                begun, contenders = True, 1 + self._spec.confirm.top
+                count = contenders * self._spec.confirm.launches
+                self._listener.on(ConfirmationStarted(reason=reason, launches=count))
             self._launches.confirm(candidate)
+
+    def _next_launch(self) -> Candidate | None:
+        trials = self._store.trials(self._spec.study)
+        return next_launch(self._spec, trials, self._progress.time_for_more(trials))
 
 
 def hinted(baseline: Assignment, hint: Mapping[str, Choice], space: SearchSpace) -> dict[str, Value]:

@@ -46,6 +46,15 @@ class Progress:
             return 0.0
         return (plan.top + 1) * plan.launches * sum(complete) / len(complete)
 
+    def time_for_more(self, trials: Sequence[TrialRecord]) -> bool:
+        """Whether another round of the confirmation fits into the node-hours."""
+        if self._spec.budget.node_hours is None:
+            return True
+        launched = [t for t in trials if t.state in TELLING and t.runs]
+        round_s = self._confirmation_s(launched) / max(1, self._spec.confirm.launches)
+        spent_s = sum(self._store.ledger(self._spec.study).values())
+        return spent_s + round_s <= 3600 * self._spec.budget.node_hours
+
     def seen(
         self, number: int, effective: Assignment, effective_of: Callable[[Assignment], Assignment]
     ) -> Outcome | None:
