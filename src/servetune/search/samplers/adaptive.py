@@ -7,6 +7,7 @@ part is worth.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ WORTHWHILE = 0.003
 #: Candidates: random points, observed points whose neighbours are looked at, climbers and their rounds, and for each
 #: climber so many joint changes of all ordered parameters (memory couples them).
 RANDOM, BEST, CLIMBERS, ROUNDS, JOINT = 256, 5, 4, 2, 200
+
+#: Shares of all points: at most so many workers can ask at once without choosing the same.
+SHARES = 32
 
 
 class Settings(Frozen):
@@ -76,11 +80,11 @@ class AdaptiveSampler(BaseSampler):
         seen, running = history(study.get_trials(deepcopy=False), self._grid)
         others = [t for t in running if t.number != trial.number]
         pending = np.array([self._grid.encode(t.params) for t in others if t.params], dtype=np.int64)
-        undecided = sum(not t.params and t.number < trial.number for t in others)
+        asking = [t.number for t in others if not t.params]
         pending = pending.reshape(-1, len(self._grid.axes))
         model = Model(self._grid, seen, Context.of(study.user_attrs), self._seed, pending)
         ranked = self._ranked(model, seen, pending, rng)
-        chosen = self._pick(ranked, seen, pending, undecided)
+        chosen = self._pick(ranked, seen, pending, asking, trial.number)
         if self._guide is not None and model.base is not None:
             self._guide.expects(_gain_per_node_hour(model, seen, chosen))
         return dict(self._grid.decode(chosen))
@@ -109,8 +113,13 @@ class AdaptiveSampler(BaseSampler):
         different = self._grid.different(codes)
         return different[~self._barred(different)]
 
-    def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, skip: int) -> Codes:
-        """The best candidate that is new to the engine and not rejected by it; `skip` workers before us take theirs."""
+    def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, asking: Sequence[int], number: int) -> Codes:
+        """The best candidate that is new to the engine and not rejected by it.
+
+        Workers that are `asking` right now (numbers of their trials) may see another history than we do. So that no
+        two of them choose the same, each passes over as many candidates as asked before it, and keeps to its share.
+        """
+        skip = sum(other < number for other in asking)
         known = {tuple(t.codes) for t in seen} | {tuple(row) for row in pending}
         keys = set() if self._guide is None else {self._guide.key(self._grid.decode(np.array(c))) for c in known}
         first: Codes = ranked[0]
@@ -126,9 +135,9 @@ class AdaptiveSampler(BaseSampler):
                 if key is None or key in keys:
                     continue
                 keys.add(key)
-            if skip == 0:
+            if skip == 0 and (not asking or zlib.crc32(row.tobytes()) % SHARES == number % SHARES):
                 return np.asarray(row)
-            skip -= 1
+            skip = max(0, skip - 1)
         return first
 
     def _barred(self, codes: Codes) -> NDArray[np.bool_]:
