@@ -2,8 +2,8 @@
 
     python benchmarks/search/coverage.py [--studies 100]
 
-Noise of 2 %, the adaptive sampler, two node-hours (fifteen launches and the confirmation), each with its own seed. Every
-study whose report states an interval counts, also where its verdict is that the baseline stands.
+Noise of 2 %, the adaptive sampler, two node-hours (fifteen launches and the confirmation), each with its own seed.
+Every study whose report states an interval counts, also where its verdict is that the baseline stands.
 """
 
 from __future__ import annotations
