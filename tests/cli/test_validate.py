@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import engine_package
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -327,3 +328,40 @@ class TestStudy:
         found, text = summary
         assert any("deepep_v2" in note for note in found["notes"])
         assert "note: moe-a2a-backend: a value is dropped: --moe-a2a-backend deepep_v2" in text
+
+
+class TestPreflight:
+    """`--preflight`: the word of an installed engine; here a stand-in, of which no rule of ours knows page size 48."""
+
+    def test_the_engines_own_word_is_added(self, rtx, tmp_path):
+        ask = ("--preflight", "--engine-python", engine_package.python(tmp_path))
+        found = judged(rtx, "FAKE_LEFT_BEHIND=1 --tp-size 8 --page-size 48 --chunked-prefill-size 9600", *ask)
+        assert [v["layer"] for v in found["violations"]] == ["preflight"]
+        assert found["violations"][0]["message"] == "page_size 48 is good for nothing"
+        assert found["violations"][0]["flags"] == ["page-size"]
+        assert judged(rtx, "--tp-size 8", *ask)["verdict"] == "ok"
+        (tmp_path / "b.jsonl").write_text('["--page-size", "48"]\n["--tp-size", "8"]\n')
+        lines = run(*rtx, *ask, "--batch", tmp_path / "b.jsonl").stdout.splitlines()
+        assert [json.loads(line)["verdict"] for line in lines] == ["refused", "ok"]
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (lambda folder: (), "name its interpreter with --engine-python"),
+            (lambda folder: ("--engine-python", folder / "none"), "cannot be started"),
+            (lambda folder: ("--engine-python", engine_package.python(folder, "cannot be imported")), "libcudart"),
+            (
+                lambda folder: ("--engine-python", engine_package.python(folder), "--engine-version", "0.5.10"),
+                "has version 0.5.9 of the engine, not 0.5.10",
+            ),
+        ],
+    )
+    def test_an_engine_that_cannot_be_asked_is_an_error(self, rtx, tmp_path, options, said):
+        done = run(*rtx, "--preflight", *options(tmp_path), "--", "--tp-size", "8", status=2)
+        assert said in str(done.exception)
+
+    def test_what_is_no_judgement_refuses_nothing(self, rtx, tmp_path):
+        ask = ("--preflight", "--engine-python", engine_package.python(tmp_path, "misses a file"))
+        done = run(*rtx, *ask, "--json", "--", "--tp-size", "8")
+        assert json.loads(done.stdout)["verdict"] == "ok"
+        assert "could not judge a command" in done.stderr

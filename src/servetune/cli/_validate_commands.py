@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from servetune.cli._validation import Setting, check_version_known, setting
+from servetune.cli._validation import Setting, StandIns, check_version_known, setting
 from servetune.core.errors import UsageError
 from servetune.core.judgement import Judgement
 from servetune.settings import load_commands, read_commands
 
 
-def validate_command(study: Path | None, arguments: list[str], as_json: bool, **stand_ins: Path | str | None) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """What commands are judged against, and whether an installed engine is asked, too."""
+
+    study: Path | None
+    stand_ins: StandIns
+    preflight: bool = False
+    engine_python: str | None = None
+
+    def setting(self) -> Setting:
+        """Engine and facts. Raises SpecError."""
+        against = setting(self.study, self.stand_ins)
+        check_version_known(against)
+        return against
+
+
+def validate_command(asked: Asked, arguments: list[str], as_json: bool) -> None:
     """Judge one command and print the judgement."""
-    against = setting(study, **stand_ins)  # type: ignore[arg-type]
-    check_version_known(against)
-    found = _judge(against, arguments)
+    against = asked.setting()
+    with _judge_of(against, asked) as judge:
+        found = judge(arguments)
     if as_json:
         click.echo(json.dumps(found.model_dump(mode="json"), indent=2))
         return
     click.echo("\n".join(said(found, against)))
 
 
-def validate_batch(study: Path | None, batch: str, as_json: bool, **stand_ins: Path | str | None) -> None:
+def validate_batch(asked: Asked, batch: str) -> None:
     """Judge each line. Output is one JSON judgement a line, in the order of the input."""
-    against = setting(study, **stand_ins)  # type: ignore[arg-type]
-    check_version_known(against)
+    against = asked.setting()
     commands = read_commands(_standard_input(), "standard input") if batch == "-" else load_commands(Path(batch))
-    for arguments in commands:
-        click.echo(json.dumps(_judge(against, arguments).model_dump(mode="json")))
+    gc.disable()  # thousands of small results that all go at the end
+    with _judge_of(against, asked) as judge:
+        for arguments in commands:
+            sys.stdout.write(judge(arguments).model_dump_json() + "\n")
+
+
+@contextmanager
+def _judge_of(against: Setting, asked: Asked) -> Iterator[Callable[[list[str]], Judgement]]:
+    """Judges one command; with --preflight the engine's own word is added."""
+    if not asked.preflight:
+        yield lambda arguments: _judge(against, arguments)
+        return
+    from servetune.cli._validate_preflight import engine_word
+
+    with engine_word(against, asked.engine_python) as word:
+        yield lambda arguments: word.added(_judge(against, arguments), arguments)
 
 
 def _standard_input() -> str:

@@ -13,7 +13,7 @@ import click
 
 from servetune import plugins
 from servetune.cli._options import console
-from servetune.cli._validation import Setting, fitted, setting
+from servetune.cli._validation import Setting, StandIns, fitted, setting
 from servetune.core.engine import Violation
 from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
 from servetune.core.study import StudySpec
@@ -22,9 +22,9 @@ from servetune.core.study import StudySpec
 LAYERS = ("capability", "rule", "runtime", "memory")
 
 
-def validate_study(study: Path, sample: int, as_json: bool, **stand_ins: Path | str | None) -> None:
+def validate_study(study: Path, sample: int, as_json: bool, stand_ins: StandIns) -> None:
     """Print what the study would do; raises SpecError for whatever is wrong with it."""
-    against = setting(study, **stand_ins)  # type: ignore[arg-type]
+    against = setting(study, stand_ins)
     assert against.spec is not None
     summary = survey(against.spec, against, sample)
     if as_json:

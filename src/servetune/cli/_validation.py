@@ -24,10 +24,18 @@ class Setting:
     spec: StudySpec | None = None
 
 
-def setting(
-    study: Path | None, node_facts: Path | None, model_config: Path | None, engine_version: str | None
-) -> Setting:
+@dataclass(frozen=True)
+class StandIns:
+    """Files and words that stand in for a node, a model and a version."""
+
+    node_facts: Path | None = None
+    model_config: Path | None = None
+    engine_version: str | None = None
+
+
+def setting(study: Path | None, given: StandIns) -> Setting:
     """Read what is given; what stands in for something wins over the study. Raises SpecError."""
+    node_facts, model_config, engine_version = given.node_facts, given.model_config, given.engine_version
     spec = None if study is None else load_study(study)
     facts = None if node_facts is None else load_node_facts(node_facts)
     config = None if model_config is None else load_model_config(model_config)

@@ -15,8 +15,10 @@ from servetune.core.space import Assignment, Value
 from servetune.engines.sglang import rules
 from servetune.engines.sglang.capabilities import Capabilities, violations
 from servetune.engines.sglang.flags import parse_argv
-from servetune.engines.sglang.memory import Calibration, MemoryForecast, forecast, memory_violations
+from servetune.engines.sglang.memory import Calibration, MemoryForecast, forecast_of, memory_violations
 from servetune.engines.sglang.model_config import model_facts
+from servetune.engines.sglang.rules._registry import parse_version
+from servetune.engines.sglang.rules._state import State
 
 _GIB = 2**30
 
@@ -39,8 +41,9 @@ def judged(
     flags = {flag: value for flag, value in written.items() if flag not in wrong}
     told = {**{f"env.{name}": value for name, value in env.items()}, **flags}
     config = _overridden(model_config, flags.get("json-model-override-args"))
-    made = rules.judge(told, facts, capabilities.version, config)
-    memory = forecast(told, facts, capabilities.version, config, calibration)
+    state = State(told, facts, parse_version(capabilities.version), model_facts(config))
+    made = rules.judge_state(state)
+    memory = forecast_of(state, told, facts, capabilities.version, config, calibration)
     found += [*made.violations, *memory_violations(memory, flags)]
     return Judgement(
         verdict="refused" if found else "ok",

@@ -107,12 +107,25 @@ def forecast(
     if model_config is None or facts.gpu_memory_bytes is None:
         return None
     state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
+    run(state)
+    return forecast_of(state, assignment, facts, engine_version, model_config, calibration)
+
+
+def forecast_of(
+    state: State,
+    assignment: Assignment,
+    facts: NodeFacts,
+    engine_version: str,
+    model_config: Mapping[str, Any] | None,
+    calibration: Calibration | None = None,
+) -> MemoryForecast | None:
+    """As `forecast`, from a state to which the rules have been applied already."""
     if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention or below_one(state):
         return None
-    named = state.mem_fraction_static is not None
-    if named and not 0 <= state.mem_fraction_static <= 1:  # a rule of its own says so
+    fraction = state.user.get("mem_fraction_static")
+    named = fraction is not None
+    if fraction is not None and not 0 <= fraction <= 1:  # a rule of its own says so
         return None
-    run(state)
     return _forecast(state, named, _known(state, assignment, facts, engine_version, model_config, calibration))
 
 

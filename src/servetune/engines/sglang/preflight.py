@@ -27,6 +27,7 @@ BOOTSTRAP = (
 )
 _PROGRAM = ("_presented_gpus", "_preflight_program")
 _WORD = re.compile(r"[a-z0-9_-]+")
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _HIDDEN = "hidden"
 
 
@@ -100,6 +101,22 @@ class SglangPreflight:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProgramEndedError(f"SGLang's checks answered something else: {str(told)[:200]!r}") from error
+
+    def judge_written(self, argv: Sequence[str]) -> PreflightVerdict:
+        """The verdict on a command as it is written; the study's model stands in where it names none."""
+        words, own = list(argv), {}
+        while words and (match := _VARIABLE.fullmatch(words[0])):
+            own[match.group(1)] = match.group(2)
+            words.pop(0)
+        for program in (["-m", "sglang.launch_server"], ["serve"]):
+            if words[1 : 1 + len(program)] == program:
+                words = words[1 + len(program) :]
+        spec = self._command({})
+        at = spec.argv.index("--model-path")
+        named = any(word.partition("=")[0] in ("--model-path", "--model") for word in words)
+        model = [] if named else [word for word in spec.argv[at : at + 2] if isinstance(word, str)]
+        env = {name: text for name, text in spec.env.items() if isinstance(text, str)}
+        return self.judge([*model, *words], {**env, **own})
 
     def violation(self, assignment: Assignment, verdict: PreflightVerdict) -> Violation:
         """See `core.preflight.Preflight`. The flags are those that the message names, else all of the assignment."""

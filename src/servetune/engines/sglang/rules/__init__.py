@@ -40,7 +40,7 @@ from servetune.engines.sglang.rules._registry import Rule, all_rules, parse_vers
 from servetune.engines.sglang.rules._run import Outcome, run
 from servetune.engines.sglang.rules._state import State
 
-__all__ = ["Changed", "Effective", "NoEffect", "Rule", "all_rules", "effective", "judge", "violations"]
+__all__ = ["Changed", "Effective", "NoEffect", "Rule", "all_rules", "effective", "judge", "judge_state", "violations"]
 _MODULES = (
     a2a,
     allreduce,
@@ -113,7 +113,11 @@ def judge(
     assignment: Assignment, facts: NodeFacts, engine_version: str, model_config: Mapping[str, Any] | None
 ) -> Judgement:
     """Violations and effective configuration of one assignment. Raises ValueError for a version that is no version."""
-    state = State(assignment, facts, parse_version(engine_version), model_facts(model_config))
+    return judge_state(State(assignment, facts, parse_version(engine_version), model_facts(model_config)))
+
+
+def judge_state(state: State) -> Judgement:
+    """As `judge`; the state holds afterwards what the engine makes of it."""
     outcome = run(state)
     return Judgement(outcome.violations, _effective(state, outcome))
 
