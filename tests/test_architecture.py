@@ -24,7 +24,7 @@ ALLOWED = {
     "settings": {"core", "plugins"},
     "console": {"core"},
     "tuner": {"core", "plugins", "storage", "search"},
-    "report": {"core", "tuner"},
+    "report": {"core", "tuner", "search"},
 }
 #: The simulated and the virtual node, and the load generator that answers from the model, are made of the simulation.
 OF_THE_SIMULATION = {"nodes/simulated.py", "nodes/_rehearsal.py", "nodes/virtual.py", "benchmarks/scenario.py"}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from servetune import __version__
 from servetune.core.answers import Agreement, AnswerRecord
+from servetune.core.knowledge import Clause, LearnedConstraint, Lesson, Scope
 from servetune.core.node import NodeFacts
 from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunRecord, TrialRecord, TrialState
+from servetune.search.learning import implies
 from servetune.tuner.confirm import Lead, baselines, failed_again, lead, winner
 from servetune.tuner.effects import is_the_baseline, no_difference, not_in_effect
 from servetune.tuner.front import FrontPoint, front
+from servetune.tuner.knowledge import LAYER
 
 SIMULATED = "SIMULATED: every number below was invented by a model of a node, none was measured on hardware"
 
@@ -43,6 +46,20 @@ class FailureGroup(Frozen):
     evidence: str
 
 
+class LearnedHere(Frozen):
+    """A learned constraint that this study taught, used or withdrew. `rejections`: proposals it turned down here."""
+
+    key: str
+    slug: str
+    says: str
+    confidence: float
+    scope: Scope
+    lessons: tuple[Lesson, ...]
+    rejections: int
+    withdrawn: str
+    forbids: tuple[Clause, ...]
+
+
 class Report(Frozen):
     """A whole report. `unit`: of the ranking's values. `front`: of two objectives.
 
@@ -63,6 +80,7 @@ class Report(Frozen):
     no_effect: tuple[int, ...]  # trials that differ from the baseline at no level, as far as one launch can tell
     failures: tuple[FailureGroup, ...]
     rejected: dict[str, int]
+    learned: tuple[LearnedHere, ...] = ()
     node_s: dict[str, float]
     warnings: tuple[str, ...]
 
@@ -72,8 +90,9 @@ def build(
     records: Sequence[TrialRecord],
     ledger: dict[str, float],
     answers: Sequence[AnswerRecord] = (),
+    learned: Sequence[LearnedConstraint] = (),
 ) -> Report:
-    """The report of a study in any state."""
+    """The report of a study in any state; `learned`: every constraint of the database, withdrawn ones too."""
     complete = [r for r in records if r.state is TrialState.COMPLETE and r.duplicate_of is None and r.value is not None]
     ordered = sorted(complete, key=lambda r: (-(r.value or 0.0), r.number))
     base = next(iter(baselines(records)), None)
@@ -93,6 +112,7 @@ def build(
         answers={record.trial: record.agreement for record in answers},
         failures=failure_groups(records),
         rejected=_rejections(records),
+        learned=learned_here(stored.name, records, learned),
         node_s=ledger,
         warnings=_warnings(records, ordered[:5]),
     )
@@ -223,8 +243,42 @@ def _rejections(records: Sequence[TrialRecord]) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
     for record in records:
         for violation in record.rejected:
-            counts[f"{violation.layer} {violation.rule}: {violation.message}"] += 1
+            named = violation.layer if violation.layer == LAYER else f"{violation.layer} {violation.rule}"
+            counts[f"{named}: {violation.message}"] += 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def learned_here(
+    study: str, records: Sequence[TrialRecord], learned: Sequence[LearnedConstraint]
+) -> tuple[LearnedHere, ...]:
+    """The constraints that a study taught, or that turned proposals of it down, or that it withdrew; surest first."""
+    turned_down = Counter(violation.rule for record in records for violation in record.rejected)
+    standing = [one for one in learned if not one.withdrawn]
+    said_already = {one.key for one in learned if any(implies(wide, one) for wide in standing if wide.key != one.key)}
+    found = [
+        LearnedHere(
+            key=one.key,
+            slug=one.slug,
+            says=f"{one.said()} cannot work",
+            confidence=one.confidence,
+            scope=one.scope,
+            lessons=one.lessons,
+            rejections=turned_down[one.key],
+            withdrawn=one.withdrawn,
+            forbids=one.forbids,
+        )
+        for one in learned
+        if one.key not in said_already and _concerns(one, study, turned_down)
+    ]
+    return tuple(sorted(found, key=lambda one: (bool(one.withdrawn), -one.confidence, one.key)))
+
+
+def _concerns(one: LearnedConstraint, study: str, turned_down: Mapping[str, int]) -> bool:
+    return bool(
+        turned_down[one.key]
+        or any(lesson.study == study for lesson in one.lessons)
+        or f"of study {study} " in f"{one.withdrawn} "
+    )
 
 
 def _warnings(records: Sequence[TrialRecord], best: Sequence[TrialRecord]) -> tuple[str, ...]:

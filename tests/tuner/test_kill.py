@@ -89,15 +89,18 @@ def story(trials: tuple[TrialRecord, ...]) -> list[tuple]:
 @pytest.mark.timeout(1200)
 def test_a_study_killed_in_every_phase_is_the_study_without_a_kill(tmp_path):
     whole, killed = f"whole-{os.getpid()}", f"killed-{os.getpid()}"
-    storage = f"sqlite:///{tmp_path}/studies/studies.db"
+    storage, other = (f"sqlite:///{tmp_path}/{name}/studies.db" for name in (killed, whole))
     for name in (whole, killed):
         (tmp_path / f"{name}.yaml").write_text(STUDY.format(name=name))
-    assert sit(tmp_path / f"{whole}.yaml", storage) == 0
+    assert sit(tmp_path / f"{whole}.yaml", other) == 0, "in a database of its own: it would teach the other one"
     for event, delay_s in KILLS:
         sit(tmp_path / f"{killed}.yaml", storage, event, delay_s)
     assert sit(tmp_path / f"{killed}.yaml", storage) == 0
+    with StudyStore.open(other) as store:
+        expected, learned = store.trials(whole), {one.key for one in store.learned()}
     with StudyStore.open(storage) as store:
-        expected, found = store.trials(whole), store.trials(killed)
+        found = store.trials(killed)
+        assert {one.key for one in store.learned()} == learned
         interrupted_s = store.ledger(killed).get("interrupted", 0.0)
     assert story(found) == story(expected)
     assert sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(t.runs) for t in found) == 7

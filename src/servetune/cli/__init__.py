@@ -19,7 +19,8 @@ COMMANDS = {
     "export": "Print the best launch command.",
     "validate": "Check a study file and its search space; say what a study would do.",
     "doctor": "Examine a study's node before any node hour is spent.",
-    "diagnose": "Say why a server died, from its log.",
+    "diagnose": "Say why a server died, from its log or that of a trial.",
+    "knowledge": "Show, pass on or take over what crashes taught.",
     "simulate": "Run whole studies on simulated nodes in virtual time.",
     "bench": "Measure a running server.",
 }

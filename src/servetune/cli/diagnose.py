@@ -12,21 +12,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from servetune.cli._options import console, json_option
+from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.core.errors import UsageError
-from servetune.core.failure import Failure
+from servetune.core.failure import Failure, Phase, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang.logs import SglangLogReader
+from servetune.storage import StudyStore
+from servetune.tuner.launches import log_dir
+from servetune.tuner.session import study_dir
 
 EXAMPLE = """
 \b
 Example:
   servetune diagnose server.log
   docker logs sglang 2>&1 | servetune diagnose - --json
+  servetune diagnose quickstart --trial 7
 """
 
 _CHUNK_BYTES = 1 << 20
+#: As `core.node.Node.start` promises.
+LOG_FILE = "server.log"
 _SAYS = {
     "infeasible": "this configuration cannot work here",
     "retry": "may pass when tried again",
@@ -41,19 +47,65 @@ _AGAIN = {
 
 
 @click.command(epilog=EXAMPLE)
-@click.argument("file", default="-", metavar="[FILE|-]")
+@click.argument("log", default="-", metavar="[LOG|-|STUDY]")
+@click.option("--trial", type=click.IntRange(min=0), help="Of this study: what became of the trial, from its log.")
+@storage_option
 @json_option
-def command(file: str, as_json: bool) -> None:
-    """Say why an SGLang server died, from its log: class, deciding lines, flags to blame, what to change."""
-    if file == "-":
+def command(log: str, trial: int | None, storage: str, as_json: bool) -> None:
+    """Say why an SGLang server died, from its log: class, deciding lines, flags to blame, what to change.
+
+    LOG is a file, or - for stdin. STUDY with --trial reads the log of a trial's last launch.
+    """
+    if trial is not None:
+        with open_store(storage) as store:
+            show(*of_trial(store, log, trial), as_json)
+        return
+    if log == "-":
         reader = read_log(sys.stdin.buffer)
     else:
         try:
-            with open(file, "rb") as stream:
+            with open(log, "rb") as stream:
                 reader = read_log(stream)
         except OSError as error:
-            raise UsageError(f"cannot read the log {file!r}: {error.strerror}; give a file, or - for stdin") from error
+            message = f"cannot read the log {log!r}: {error.strerror}; give a file, - for stdin, or a study and --trial"
+            raise UsageError(message) from error
     show(reader, reader.diagnose(None), as_json)
+
+
+def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader, Failure]:
+    """The log of a trial's last finished launch, and the failure that the tuner stored, which knows more than the log.
+
+    Raises UsageError for a trial that does not exist or was never launched. A log that is not on this machine counts
+    as empty.
+    """
+    spec, records = store.study(study).spec, store.trials(study)
+    if trial >= len(records):
+        raise UsageError(f"study {study!r} has no trial {trial}; it has {len(records)}, numbered from 0")
+    record = records[trial]
+    runs = [run for run in record.runs if run.finished_at is not None]
+    if not runs:
+        why = record.message or f"it is {record.state.value}"
+        raise UsageError(f"trial {trial} of study {study!r} was never launched to an end: {why}")
+    try:
+        with open(log_dir(study_dir(spec), trial, runs[-1].attempt) / LOG_FILE, "rb") as stream:
+            reader = read_log(stream, record.assignment)
+    except OSError as error:
+        click.echo(f"the log is not here ({error.filename}: {error.strerror}); this is what was stored", err=True)
+        reader = SglangLogReader(record.assignment)
+    stored = runs[-1].failure
+    if stored is None and reader.facts()["lines"]:
+        return reader, reader.diagnose(None)
+    return reader, stored or WORKED
+
+
+#: Of a launch without a failure whose log is not here.
+WORKED = Failure(
+    slug="none",
+    phase=Phase.SERVING,
+    verdict=Verdict.NONE,
+    message="healthy: it was measured to its end",
+    confidence=0.9,
+)
 
 
 def read_log(stream: BinaryIO, assignment: Assignment | None = None) -> SglangLogReader:
@@ -90,8 +142,8 @@ def show(reader: SglangLogReader, failure: Failure, as_json: bool) -> None:
 def _verdict(shown: Console, report: Mapping[str, Any], cause: str) -> None:
     healthy = report["class"] == "none"
     rank = f", first on {report['first_rank']}" if report["first_rank"] else ""
-    head = Text(report["class"], style="bold green" if healthy else "bold red")
-    head.append(f" in phase {report['phase']}{rank}", style="bold")
+    head = Text("no failure" if healthy else report["class"], style="bold green" if healthy else "bold red")
+    head.append(" (class none)" if healthy else f" in phase {report['phase']}{rank}", style="bold")
     head.append(f"  (confidence {report['confidence']:.0%})", style="dim")
     shown.print(head)
     shown.print(Text(cause))

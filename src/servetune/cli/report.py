@@ -36,8 +36,8 @@ _LINE = re.compile(r"^line \d+: ")
 def command(study: str, storage: str, as_json: bool) -> None:
     """Rank STUDY's configurations against the baseline at each concurrency level; say what failed and why."""
     with open_store(storage) as store:
-        ledger = dict(store.ledger(study))
-        report = build(store.study(study), store.trials(study), ledger, store.answers(study))
+        ledger, learned = dict(store.ledger(study)), store.learned(withdrawn=True)
+        report = build(store.study(study), store.trials(study), ledger, store.answers(study), learned)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
@@ -66,6 +66,7 @@ def show(report: Report, shown: Console) -> None:
     _answers(report, shown)
     _notices(report, shown)
     _failures(report, shown)
+    _learned(report, shown)
     _costs(report, shown)
     for warning in report.warnings[:WARNINGS_SHOWN]:
         shown.print(f"warning: {warning}", markup=False, soft_wrap=True)
@@ -165,6 +166,21 @@ def _failures(report: Report, shown: Console) -> None:
         shown.print("Rejected before any launch:", markup=False, soft_wrap=True)
     for reason, count in report.rejected.items():
         shown.print(f"  {count} × {reason}", markup=False, soft_wrap=True)
+
+
+def _learned(report: Report, shown: Console) -> None:
+    """What crashes taught, with the trials that did, and what turned out wrong."""
+    if report.learned:
+        shown.print("Learned from crashes (`servetune knowledge export` passes it on):", markup=False, soft_wrap=True)
+    for one in report.learned:
+        if one.withdrawn:
+            shown.print(f"  withdrawn: {one.says}; {one.withdrawn}", markup=False, soft_wrap=True)
+            continue
+        own = [str(lesson.trial) for lesson in one.lessons if lesson.study == report.study]
+        whence = f"trial {', '.join(own)}" if own else "an earlier study"
+        saved = f", turned down {one.rejections} proposals" if one.rejections else ""
+        told = f"  {one.says} ({one.slug}, {whence}, confidence {one.confidence:.0%}{saved})"
+        shown.print(told, markup=False, soft_wrap=True)
 
 
 def _costs(report: Report, shown: Console) -> None:

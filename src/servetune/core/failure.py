@@ -46,7 +46,11 @@ class Repair(Frozen):
 
 
 class Failure(Frozen):
-    """Why a run failed. `slug` is the failure class (e.g. `kv_budget`); `unknown` when nothing decided."""
+    """Why a run failed. `slug` is the failure class (e.g. `kv_budget`); `unknown` when nothing decided.
+
+    `named`: those of `blamed` that the log itself points at, by name, by value or by what its words are about; the
+    others are only suspected.
+    """
 
     slug: str
     phase: Phase
@@ -55,5 +59,6 @@ class Failure(Frozen):
     deterministic: bool | None = None
     evidence: tuple[Evidence, ...] = ()
     blamed: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
     confidence: float = Field(default=0.5, ge=0, le=1)

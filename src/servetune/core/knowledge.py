@@ -30,6 +30,14 @@ class Clause(Frozen):
             raise ValueError(f"a clause about {self.flag!r} has either values (`any_of`) or bounds (`above`, `below`)")
         return self
 
+    def said(self) -> str:
+        """In words: `moe-a2a-backend deepep`, `mem-fraction-static below 0.827`."""
+        if self.any_of:
+            return f"{self.flag} {' or '.join(_word(value) for value in self.any_of)}"
+        bounds = [f"above {self.above:g}"] if self.above is not None else []
+        bounds += [f"below {self.below:g}"] if self.below is not None else []
+        return f"{self.flag} {' and '.join(bounds)}"
+
     def holds(self, assignment: Mapping[str, Choice]) -> bool:
         """Whether the assignment's value of the flag is one that the clause names."""
         value = assignment.get(self.flag)
@@ -40,8 +48,16 @@ class Clause(Frozen):
         return (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
 
+def _word(value: Choice) -> str:
+    if value is None:
+        return "left out"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 class Scope(Frozen):
-    """Where a constraint is known to hold; None: everywhere."""
+    """Where a constraint is known to hold; None: everywhere. `simulated`: the scenario; empty on real hardware."""
 
     engine: str | None = None
     engine_version: str | None = None
@@ -49,6 +65,7 @@ class Scope(Frozen):
     compute_capability: str | None = None
     gpu_memory_bytes: int | None = None
     gpu_count: int | None = None
+    simulated: str | None = None
 
     def covers(self, facts: NodeFacts, model: str) -> bool:
         """Whether it includes this node and model."""
@@ -59,6 +76,7 @@ class Scope(Frozen):
             "compute_capability": facts.compute_capability,
             "gpu_memory_bytes": facts.gpu_memory_bytes,
             "gpu_count": facts.gpu_count,
+            "simulated": facts.host if facts.simulated else "",
         }
         return all(wanted is None or wanted == here[name] for name, wanted in self)
 
@@ -93,6 +111,11 @@ class LearnedConstraint(Frozen):
         said = self.model_dump(mode="json", include={"slug", "forbids", "scope"})
         said["forbids"] = sorted(said["forbids"], key=lambda clause: json.dumps(clause, sort_keys=True))
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    def said(self) -> str:
+        """The combination in words."""
+        first, *others = (clause.said() for clause in self.forbids)
+        return f"{first} with {' and '.join(others)}" if others else first
 
     def covers(self, assignment: Mapping[str, Choice]) -> bool:
         """Whether the assignment is forbidden by it. The scope is the caller's to check, once per study."""

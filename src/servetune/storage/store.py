@@ -215,6 +215,12 @@ class StudyStore:
         with self._database.write() as connection:
             return constraints.learn(connection, constraint)
 
+    def learn_all(self, learned: Sequence[LearnedConstraint]) -> None:
+        """As `learn`, of all of them or of none."""
+        with self._database.write() as connection:
+            for constraint in learned:
+                constraints.learn(connection, constraint)
+
     def learned(self, *, withdrawn: bool = False) -> tuple[LearnedConstraint, ...]:
         """Every constraint that applies, oldest first; with `withdrawn`, the others too. Scopes are not looked at."""
         with self._database.read() as connection:

@@ -219,9 +219,14 @@ class Launches:
         return effort_of(self._spec.budget.level_sd, self._store.runs(self._spec.study, 0))
 
     def log_dir(self, number: int, attempt: int) -> Path:
-        """Where a run's log lies: the trial's own folder, a subfolder for every further launch."""
-        trial_dir = self._study_dir / "trials" / str(number)
-        return trial_dir if attempt == 0 else trial_dir / f"launch-{attempt}"
+        """Where a run's log lies, below the study's folder."""
+        return log_dir(self._study_dir, number, attempt)
+
+
+def log_dir(study_dir: Path, number: int, attempt: int) -> Path:
+    """Where the log of a launch lies: the trial's own folder, a subfolder for every further launch."""
+    trial_dir = study_dir / "trials" / str(number)
+    return trial_dir if attempt == 0 else trial_dir / f"launch-{attempt}"
 
 
 def overrides(assignment: Assignment, fixed: Mapping[str, object]) -> str:

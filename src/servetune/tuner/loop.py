@@ -27,6 +27,7 @@ from servetune.storage import Store
 from servetune.tuner.checks import NodeChecks, refused_on_node, rejection, stored
 from servetune.tuner.confirm import Candidate, next_launch
 from servetune.tuner.judge import outcome_of
+from servetune.tuner.knowledge import Knowledge, Tests
 from servetune.tuner.launches import Launches, OnLevel
 from servetune.tuner.progress import Progress, configuration_key
 from servetune.tuner.repair import repaired
@@ -38,7 +39,10 @@ MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 #: Proposals in a row that promise too little before the search ends; the last of them is not launched.
 IDLE_PROPOSALS = 5
 #: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
-FREE_ASKS = 100
+FREE_ASKS = 300
+NOTHING_NEW = f"the last {FREE_ASKS} proposals were rejected or known: the space has nothing new"
+#: Origins of trials that somebody asked for: nothing postpones them.
+WANTED = ("baseline", "hint:", "again:")
 
 
 class Tuner:
@@ -71,6 +75,8 @@ class Tuner:
         self._checks = checks
         self._refused = {configuration_key(self._effective(a)) for a in refused_on_node(store.trials(spec.study))}
         self._study = self._load_study()
+        tests = Tests(self._study.user_attrs.get("tests", {}), lambda kept: self._study.set_user_attr("tests", kept))
+        self._knowledge = Knowledge(spec, store, self._defaults, facts, self._space, listener, tests)
         self._progress = Progress(spec, store)
         launches.guided = isinstance(self._new_sampler(0), sampling.Guided)
         self._study.set_user_attr("context", context_of(spec, {**self._defaults, **self._space.fixed}))
@@ -81,13 +87,19 @@ class Tuner:
 
         Raises Interrupted (the study can be resumed) or NodeUnusableError (a person has to look at the node).
         """
+        self._knowledge.resume([t.user_attrs.get("blocked", ()) for t in self._study.get_trials(deepcopy=False)])
         self._recover()
         self._enqueue_start()
         free_asks = 0
-        while (reason := self._progress.over() or self._exhausted()) is None and free_asks < FREE_ASKS:
+        while (reason := self._progress.over()) is None:
+            empty = free_asks >= FREE_ASKS
+            reason = self._exhausted() or (NOTHING_NEW if empty else None)
+            if reason is not None and not self._knowledge.last_resort(empty):
+                break
+            free_asks = 0 if empty else free_asks
             self._listener.on(Step(name="sampling"))
+            self._knowledge.prepare()
             free_asks = 0 if self._carry_out(self._study.ask()) else free_asks + 1
-        reason = reason or f"the last {FREE_ASKS} proposals were rejected or known: the space has nothing new"
         self._confirm(reason)
         self._listener.on(Step(name="done"))
         return reason
@@ -98,6 +110,8 @@ class Tuner:
         point = sampling.suggest(trial, self._space)
         if self._expected_gain is not None:
             trial.set_user_attr("expected_gain", self._expected_gain)
+        if blocked := self._knowledge.blocked:
+            trial.set_user_attr("blocked", blocked)
         return point
 
     def _exhausted(self) -> str | None:
@@ -116,6 +130,7 @@ class Tuner:
 
     def _carry_out(self, trial: Trial) -> bool:
         """Take a trial from its suggestion to its end; False when it cost no launch."""
+        self._knowledge.asked(trial.number)
         point = self._suggest(trial)
         assignment = self._assignment(trial, point)
         free = self._not_worth_it(trial) or self._free_outcome(trial.number, assignment)
@@ -163,8 +178,14 @@ class Tuner:
         violations = self._engine.check(assignment, self._facts)
         if violations:
             return rejection(violations)
-        seen = self._progress.seen(number, self._engine.effective(assignment, self._facts), self._effective)
-        return seen or self._asked(number, assignment)
+        seen = self._progress.seen(number, self._effective(assignment), self._effective)
+        return seen or self._learned_against(number, assignment) or self._asked(number, assignment)
+
+    def _learned_against(self, number: int, assignment: Assignment) -> Outcome | None:
+        """What crashes taught."""
+        wanted = str(self._attrs(number).get("origin", "")).startswith(WANTED)
+        objection = self._knowledge.objection(self._knowledge.view(assignment), wanted)
+        return None if objection is None else rejection([objection])
 
     def _asked(self, number: int, assignment: Assignment) -> Outcome | None:
         """A refusal by the engine's own checks on the node. What they said is kept with the trial."""
@@ -198,6 +219,8 @@ class Tuner:
     def _finish(self, number: int, assignment: Assignment, outcome: Outcome, failure: Failure | None) -> None:
         """Store the outcome, enqueue what may mend it, then tell the sampler: in this order, each idempotent."""
         self._store.save_outcome(self._spec.study, number, outcome)
+        if outcome.state is not TrialState.REJECTED and outcome.duplicate_of is None:
+            self._knowledge.learn()
         if failure is not None:
             self._follow_up(number, assignment, outcome, failure)
         self._listener.on(Step(name="telling", trial=number))
@@ -271,9 +294,15 @@ class Tuner:
 
     def key(self, point: Mapping[str, Choice]) -> str | None:
         """For samplers: None for a point that would be rejected, else the key of its effective configuration."""
+        assignment = self._space.expand(point)
+        view = self._knowledge.view(assignment)
+        if not self._knowledge.proposes(view, lambda: self._key(point, assignment) is not None):
+            return None
+        return self._key(point, assignment)
+
+    def _key(self, point: Mapping[str, Choice], assignment: Assignment) -> str | None:
         told = tuple(point.items())
         if told not in self._keys:
-            assignment = self._space.expand(point)
             fine = not self._engine.check(assignment, self._facts)
             key = configuration_key(self._effective(assignment)) if fine else None
             self._keys[told] = None if key in self._refused else key
@@ -334,6 +363,7 @@ class Tuner:
                 count = contenders * self._spec.confirm.launches
                 self._listener.on(ConfirmationStarted(reason=reason, launches=count))
             self._launches.confirm(candidate)
+            self._knowledge.learn()
 
     def _next_launch(self) -> Candidate | None:
         trials = self._store.trials(self._spec.study)

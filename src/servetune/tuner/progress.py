@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from servetune.core.space import Assignment
+from servetune.core.space import Assignment, Choice
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, TrialRecord, TrialState
 from servetune.storage import Store
@@ -89,6 +89,6 @@ def searched(record: TrialRecord) -> bool:
     return any(run.purpose is RunPurpose.SEARCH and run.finished_at for run in record.runs)
 
 
-def configuration_key(assignment: Assignment) -> str:
+def configuration_key(assignment: Mapping[str, Choice]) -> str:
     """One text for each effective configuration."""
     return json.dumps(dict(assignment), sort_keys=True)

@@ -98,6 +98,7 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
         deterministic=cause.entry.deterministic,
         evidence=tuple(evidence_of(cause, lead, causes, run)),
         blamed=blamed,
+        named=_named(cause, text, blamed, flags) if pointed_at else (),
         repairs=repairs,
         confidence=_confidence(cause, causes)
         if pointed_at or not blamed
@@ -127,6 +128,23 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], boo
     if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
         found = ["disable-overlap-schedule"]
     return found[:3], False
+
+
+#: A signature with a list of so few flags, and this sure, is about them; a longer list is one of suspects.
+FEW, SURE = 3, 0.75
+
+
+def _named(cause: Cause, text: str, blamed: Sequence[str], flags: LaunchFlags) -> tuple[str, ...]:
+    """Those of the blamed flags that the log's words point at; a frame alone is where it showed, not why."""
+    assert cause.entry is not None
+    signature = cause.entry.signature
+    if cause.entry.owner.slug == "cli_parse":
+        return tuple(blamed)
+    listed = signature.blame != "auto" and len(signature.blame) <= FEW and signature.confidence >= SURE
+    if listed and cause.entry.owner.slug != "wrong_output":
+        return tuple(blamed)
+    by_words = accused(text, "", flags)
+    return tuple(flag for flag in blamed if flag in by_words)
 
 
 def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict:

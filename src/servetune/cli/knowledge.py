@@ -1,0 +1,107 @@
+"""`servetune knowledge`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+
+from servetune.cli._options import open_store, storage_option
+from servetune.core.errors import UsageError
+from servetune.core.knowledge import LearnedConstraint
+from servetune.storage import StudyStore
+
+EXAMPLE = """
+\b
+Example:
+  servetune knowledge export kimi.json --study kimi
+  servetune knowledge import kimi.json
+"""
+
+FORMAT = "servetune-knowledge"
+VERSION = 1
+
+
+@click.group(epilog=EXAMPLE)
+def command() -> None:
+    """Pass on what crashes taught: combinations of flags that cannot work, where, and how sure that is.
+
+    They hold for one engine version, compute capability and model; studies of another kind leave them alone.
+    """
+
+
+@command.command("export")
+@click.argument("file", default="-", metavar="[FILE|-]")
+@click.option("--study", help="Only what this study taught.")
+@click.option("--withdrawn", is_flag=True, help="Also what turned out wrong.")
+@storage_option
+def export(file: str, study: str | None, withdrawn: bool, storage: str) -> None:
+    """Write the learned constraints as JSON to FILE (or - for stdout)."""
+    with open_store(storage) as store:
+        found = [one for one in store.learned(withdrawn=withdrawn) if _is_of(one, study)]
+        if study is not None:
+            store.study(study)
+    text = json.dumps(
+        {"format": FORMAT, "version": VERSION, "constraints": [one.model_dump(mode="json") for one in found]}, indent=2
+    )
+    if file == "-":
+        click.echo(text)
+        return
+    try:
+        Path(file).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}; name another file, or - for stdout") from error
+    click.echo(f"{len(found)} learned constraints written to {file}")
+
+
+def _is_of(constraint: LearnedConstraint, study: str | None) -> bool:
+    return study is None or any(lesson.study == study for lesson in constraint.lessons)
+
+
+@command.command("import")
+@click.argument("file", metavar="FILE|-")
+@storage_option
+def import_(file: str, storage: str) -> None:
+    """Add the learned constraints of FILE (or - for stdin) to the study database, which is made when there is none."""
+    found = parse(_read(file), file)
+    with StudyStore.open(storage) as store:
+        store.learn_all(found)
+    click.echo(f"{len(found)} learned constraints imported from {file}")
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; give a file, or - for stdin") from error
+
+
+def parse(text: bytes, file: str) -> tuple[LearnedConstraint, ...]:
+    """The constraints of an exported file. Raises UsageError naming the file, the place and what is wrong there."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{file} is no JSON: {error}; write it with `servetune knowledge export`") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{file} has no `format: {FORMAT}`; write it with `servetune knowledge export`")
+    if document.get("version") != VERSION:
+        got = document.get("version")
+        raise UsageError(f"{file} has version {got!r} of its format, this servetune reads version {VERSION}")
+    entries = document.get("constraints")
+    if not isinstance(entries, list):
+        raise UsageError(f"{file}: `constraints` is no list")
+    return tuple(_constraint(entry, f"{file}: constraints[{index}]") for index, entry in enumerate(entries))
+
+
+def _constraint(entry: object, place: str) -> LearnedConstraint:
+    try:
+        return LearnedConstraint.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise UsageError(f"{place}{where}: {first['msg']}, got {first['input']!r:.80}") from error

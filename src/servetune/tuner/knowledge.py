@@ -1,0 +1,300 @@
+"""What crashes taught, while a study runs: learned when a launch ends, asked before one, withdrawn when it is wrong.
+
+What this study has seen crash is not launched again in it. What it has only been told is tried again: once it has
+rejected so many proposals (more, the surer it is), one that it covers is launched; and so it goes with what would
+otherwise end the search. docs/failures.md says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, UserDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from servetune.core.engine import Violation
+from servetune.core.events import Listener, Note
+from servetune.core.knowledge import LearnedConstraint, Scope
+from servetune.core.node import NodeFacts
+from servetune.core.space import Assignment, Choice, SearchSpace
+from servetune.core.study import StudySpec
+from servetune.core.trial import TrialRecord, TrialState
+from servetune.search.launched import Launched, kinds_of, settled
+from servetune.search.learning import SURE, Learned, Subject, implies, learned
+from servetune.storage import Store
+from servetune.tuner.launched import launched_of
+from servetune.tuner.progress import configuration_key
+
+LAYER = "learned"
+#: Rule of a proposal that would not tell which of several suspects is guilty.
+POSTPONED = "postponed"
+#: Why a constraint is withdrawn that no success contradicts; it may be concluded again.
+EXPLAINED = "explained otherwise"
+#: A constraint that is tried again has this many trials for itself before another one is.
+ALONE = 10
+#: One in so many launches at most is spent on what is tried again.
+LAUNCHES_FOR_ONE = 8
+#: Launches that a constraint gets which is tried again, when they die of something else.
+TRIES = 8
+
+
+class Tests(UserDict[str, int]):
+    """Key of a constraint → number of the first trial that may try it again; `keep` stores it with the study."""
+
+    def __init__(self, known: Mapping[str, int], keep: Callable[[dict[str, int]], None]) -> None:
+        super().__init__()
+        self.data.update(known)
+        self._keep = keep
+
+    def __setitem__(self, key: str, number: int) -> None:
+        super().__setitem__(key, number)
+        self._keep(dict(self.data))
+
+
+class Knowledge:
+    """The constraints that hold in one study, with those of earlier studies on the same kind of node."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        store: Store,
+        defaults: Assignment,
+        facts: NodeFacts,
+        space: SearchSpace,
+        listener: Listener,
+        tests: Tests,
+    ) -> None:
+        self._study, self._store, self._facts = spec.study, store, facts
+        self._listener, self.tests = listener, tests
+        self._defaults = dict(defaults)
+        flags, ordered = kinds_of(space)
+        self._subject = Subject(spec.study, scope_of(spec, facts), flags, space.fixed, ordered)
+        self._views: dict[int, Mapping[str, Choice]] = {}
+        self._records: Sequence[TrialRecord] = ()
+        self._known: set[str] = set()
+        self._learned = Learned()
+        self._inherited = [one for one in store.learned() if self._is_inherited(one, spec.engine.model)]
+        self._standing: dict[str, LearnedConstraint] = {}  # by key: all that hold now
+        self._rejections: Counter[str] = Counter()
+        self._blocked: set[str] = set()
+        self._number = 0  # of the trial that is being proposed
+        if self._inherited:
+            listener.on(Note(text=f"{len(self._inherited)} learned constraints of earlier studies hold here"))
+
+    def _is_inherited(self, constraint: LearnedConstraint, model: str) -> bool:
+        elsewhere = not constraint.lessons or any(lesson.study != self._study for lesson in constraint.lessons)
+        return elsewhere and constraint.scope.covers(self._facts, model)
+
+    def view(self, assignment: Assignment) -> Mapping[str, Choice]:
+        """Every flag as launched, with the known defaults of what is left out: what constraints speak about.
+
+        Not what the engine is thought to make of it: a crash may show that this was wrong.
+        """
+        return {**self._defaults, **assignment}
+
+    def resume(self, blocked: Iterable[Sequence[str]]) -> None:
+        """Take up where an earlier sitting was; `blocked` of every trial."""
+        self.learn()
+        records = self._store.trials(self._study)
+        rules = [violation.rule for r in records for violation in r.rejected if violation.layer == LAYER]
+        self._rejections = Counter([*rules, *(key for keys in blocked for key in keys)])
+        self._number = max((r.number for r in records if r.state is not TrialState.WAITING), default=-1)
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """From every launch so far. Idempotent: what a killed tuner left undone, the next call does."""
+        self._records = [r for r in self._store.trials(self._study) if r.runs and r.duplicate_of is None]
+        launches = [one for r in self._records for one in launched_of(r, self._view_of(r))]
+        self._known = {configuration_key(self._view_of(r)) for r in self._records}
+        concluded = learned(self._subject, launches)
+        stored = {one.key: one for one in self._store.learned(withdrawn=True)}
+        wrong = {key for key, one in stored.items() if one.withdrawn and not one.withdrawn.startswith(EXPLAINED)}
+        standing = tuple(one for one in concluded.constraints if one.key not in wrong)
+        for constraint in standing:
+            self._keep(constraint, stored.get(constraint.key))
+        self._learned = Learned(standing, concluded.suspicions)
+        earlier = [one for one in stored.values() if self._is_own(one) and not one.withdrawn]
+        held = [one for one in earlier if _may_hold(one, concluded, launches)]
+        self._doubt([*self._inherited, *earlier], {one.key for one in held})
+        self._standing = {one.key: one for one in (*standing, *held, *self._inherited)}
+
+    def _view_of(self, record: TrialRecord) -> Mapping[str, Choice]:
+        if record.number not in self._views:
+            self._views[record.number] = self.view(record.assignment)
+        return self._views[record.number]
+
+    def _is_own(self, constraint: LearnedConstraint) -> bool:
+        return bool(constraint.lessons) and all(lesson.study == self._study for lesson in constraint.lessons)
+
+    def _keep(self, constraint: LearnedConstraint, known: LearnedConstraint | None) -> None:
+        """Store what is new in it."""
+        if known is not None and set(constraint.lessons) <= set(known.lessons):
+            return
+        self._store.learn(constraint)
+        if known is None:
+            told = f"learned from {_trials(constraint)}: {constraint.said()} cannot work"
+            self._listener.on(Note(text=f"{told} ({constraint.slug}, confidence {constraint.confidence:.0%})"))
+
+    def _doubt(self, constraints: Iterable[LearnedConstraint], held: Collection[str]) -> None:
+        """Withdraw what a launch that worked to its end contradicts, and what this study no longer concludes."""
+        for constraint in constraints:
+            against = next((r for r in self._records if _worked(r) and constraint.covers(self._view_of(r))), None)
+            if against is not None:
+                self._withdraw(constraint, f"trial {against.number} of study {self._study} worked with it")
+            elif self._is_own(constraint) and constraint.key not in held and not self._concludes(constraint):
+                self._withdraw(constraint, f"{EXPLAINED} by later launches of study {self._study}")
+
+    def _concludes(self, constraint: LearnedConstraint) -> bool:
+        return any(one.key == constraint.key or implies(one, constraint) for one in self._learned.constraints)
+
+    def _withdraw(self, constraint: LearnedConstraint, reason: str) -> None:
+        self._store.withdraw_constraint(constraint.key, reason)
+        self._inherited = [one for one in self._inherited if one.key != constraint.key]
+        self._listener.on(Note(text=f"no longer forbidden: {constraint.said()}; {reason}", warning=True))
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def asked(self, number: int) -> None:
+        """The trial that is being proposed from now on."""
+        self._number = number
+        self._blocked.clear()
+
+    def objection(self, view: Mapping[str, Choice], wanted: bool = False) -> Violation | None:
+        """Why the trial is not worth a launch; `wanted`: somebody asked for it, so nothing postpones it."""
+        violation = self._objection(view, wanted)
+        if violation is not None:
+            self._rejections[violation.rule] += 1
+            if violation.rule != POSTPONED:
+                self._store.touch_constraint(violation.rule)
+        return violation
+
+    def proposes(self, view: Mapping[str, Choice], fine: Callable[[], bool]) -> bool:
+        """For samplers: whether a point may be proposed. What kept it from being is counted once for each trial.
+
+        `fine`: whether nothing else is against the point; asked as seldom as it can be, because that takes time.
+        """
+        violation = self._objection(view, wanted=False)
+        if violation is None:
+            return True
+        if violation.rule not in self._blocked and configuration_key(view) not in self._known and fine():
+            self._blocked.add(violation.rule)
+            self._rejections[violation.rule] += 1
+        return False
+
+    @property
+    def blocked(self) -> Sequence[str]:
+        """What kept a sampler from proposing, for this trial, something that it liked better."""
+        return sorted(self._blocked)
+
+    def _objection(self, view: Mapping[str, Choice], wanted: bool) -> Violation | None:
+        for key, constraint in self._standing.items():
+            if constraint.covers(view) and not self._under_test(key):
+                return _violation(key, constraint)
+        return None if wanted or POSTPONED in self.tests else self._postponement(view)
+
+    def _postponement(self, view: Mapping[str, Choice]) -> Violation | None:
+        """A crash that is not explained forbids nothing; two of its suspects together would not tell which it was."""
+        settings = settled(view) if self._learned.suspicions else {}
+        for suspicion in self._learned.suspicions:
+            if suspicion.shared(settings) > 1:
+                crash = suspicion.crash
+                flags = tuple(sorted({flag for one in suspicion.hypotheses for flag, _ in one}))
+                message = f"has several suspects of the crash of trial {crash.trial}, which must be tried one by one"
+                return Violation(rule=POSTPONED, layer=LAYER, flags=flags, message=message)
+        return None
+
+    # -- trying again --------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Before the next trial: let what has rejected enough be tried again, one after the other."""
+        if any(self._number + 1 - since < ALONE and not self._tested(key) for key, since in self.tests.items()):
+            return
+        due = [one for one in self._untried(0.0) if self._rejections[one.key] >= patience(one)]
+        if due and (len(self.tests) + 1) * LAUNCHES_FOR_ONE <= len(self._records):
+            self._test(min(due, key=lambda one: (one.confidence, one.key)))
+
+    def last_resort(self, exhausted: bool) -> bool:
+        """The search would end: try again what is least sure of all that kept it from something. False: nothing is.
+
+        `exhausted`: there is nothing else to propose, so that nothing is postponed any longer.
+        """
+        doubtful = [one for one in self._untried(SURE if exhausted else 0.0) if self._rejections[one.key]]
+        if doubtful:
+            self._test(min(doubtful, key=lambda one: (one.confidence, one.key)))
+        elif exhausted and self._rejections[POSTPONED] and POSTPONED not in self.tests:
+            self.tests[POSTPONED] = self._number + 1
+        else:
+            return False
+        return True
+
+    def _untried(self, sure: float) -> list[LearnedConstraint]:
+        """Not tried again yet, and not learned from this study's own crashes with at least this confidence."""
+        untried = [one for key, one in self._standing.items() if key not in self.tests]
+        return [one for one in untried if not self._is_own(one) or one.confidence < sure]
+
+    def _test(self, constraint: LearnedConstraint) -> None:
+        self.tests[constraint.key] = self._number + 1
+        told = f"trying again whether {constraint.said()} cannot work (confidence {constraint.confidence:.0%})"
+        self._listener.on(Note(text=told))
+
+    def _under_test(self, key: str) -> bool:
+        since = self.tests.get(key)
+        return since is not None and since <= self._number and not self._tested(key, self._number)
+
+    def _tested(self, key: str, before: int | None = None) -> bool:
+        """Whether it has been tried since it may be: a launch that dies of something else does not tell."""
+        constraint = self._standing.get(key)
+        if constraint is None:
+            return True
+        later = [r for r in self._records if r.number >= self.tests[key] and (before is None or r.number < before)]
+        tries = [r.failure for r in later if constraint.covers(self._view_of(r))]
+        return len(tries) >= TRIES or any(failure is not None and failure.slug == constraint.slug for failure in tries)
+
+
+def patience(constraint: LearnedConstraint) -> int:
+    """How many proposals a constraint rejects before it is tried again: 4 to 15; few where no crash is known of it."""
+    believed = math.ceil(2 / (1.05 - constraint.confidence))
+    return min(15 if constraint.lessons else 4, believed)
+
+
+def scope_of(spec: StudySpec, facts: NodeFacts) -> Scope:
+    """Where what this study learns holds: engine and its version, model, GPU."""
+    return Scope(
+        engine=facts.engine_name or spec.engine.name,
+        engine_version=facts.engine_version,
+        model=spec.engine.model,
+        compute_capability=facts.compute_capability,
+        gpu_memory_bytes=facts.gpu_memory_bytes,
+        simulated=facts.host if facts.simulated else "",
+    )
+
+
+def _may_hold(constraint: LearnedConstraint, concluded: Learned, launches: Sequence[Launched]) -> bool:
+    """Whether what an earlier conclusion rested on stands: its crashes have no better explanation, nothing got past."""
+    taught = {lesson.trial for lesson in constraint.lessons}
+    unexplained = {one.crash.trial for one in concluded.suspicions} & taught
+    if len(unexplained) < min(2, len(taught)):
+        return False
+    reached = min(one.reached for one in launches if one.trial in taught and one.crash is not None)
+    return not any(one.reached > reached and constraint.covers(one.values) for one in launches)
+
+
+def _worked(record: TrialRecord) -> bool:
+    return record.state is TrialState.COMPLETE
+
+
+def _trials(constraint: LearnedConstraint) -> str:
+    numbers = sorted({lesson.trial for lesson in constraint.lessons})
+    return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _violation(key: str, constraint: LearnedConstraint) -> Violation:
+    lesson = constraint.lessons[-1] if constraint.lessons else None
+    whence = f"trial {lesson.trial} of study {lesson.study}" if lesson else "an import"
+    return Violation(
+        rule=key,
+        layer=LAYER,
+        flags=tuple(clause.flag for clause in constraint.forbids),
+        message=f"{constraint.said()} cannot work, learned from {whence}: {constraint.message or constraint.slug}",
+        source=lesson.line if lesson else "",
+    )
