@@ -18,6 +18,8 @@ from servetune.core.engine import Violation
 from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
 from servetune.core.study import StudySpec
 
+#: Reasons and layouts that people are shown, the most frequent first.
+SHOWN = 20
 #: Of checks, cheapest first; the engine's own word on the node (preflight) is asked only before a launch.
 LAYERS = ("capability", "rule", "runtime", "memory")
 
@@ -105,7 +107,9 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
         f"of {summary['sampled']} sampled configurations {summary['refused']} are refused before any launch"
         f"{_by_layer(summary['layers'])}; the others are {summary['distinct']} distinct ones",
     ]
-    lines += [f"  {count} × {text}" for text, count in summary["rejected"].items()]
+    reasons = list(summary["rejected"].items())
+    lines += [f"  {count} × {text}" for text, count in reasons[:SHOWN]]
+    lines += _more(len(reasons), "reasons")
     lines += _layouts(summary["memory"])
     lines += [f"the baseline is launched although it is refused: {v['message']}" for v in summary["baseline"]]
     return lines + [f"note: {note}" for note in summary["notes"]]
@@ -119,11 +123,16 @@ def _by_layer(layers: Mapping[str, int]) -> str:
 def _layouts(rows: list[Mapping[str, Any]]) -> Iterator[str]:
     if rows:
         yield "memory fractions that can work, by parallel layout:"
-    for row in rows:
+    for row in rows[:SHOWN]:
         needed, high, automatic = row["fraction_needed"], row["fraction_high"], row["fraction_automatic"]
         last = "" if automatic is None else f"; the automatic fraction is {_range(automatic)}"
         weights = f"{_range(row['weights_gib'], '.1f')} GiB taken of each GPU"
         yield f"  {row['layout']}: {_range(needed)} to {_range(high)} ({weights}, known from {row['known_from']}{last})"
+    yield from _more(len(rows), "layouts")
+
+
+def _more(count: int, what: str) -> list[str]:
+    return [f"  … and {count - SHOWN} more {what}: `--json` has them all"] if count > SHOWN else []
 
 
 def _range(pair: list[float], form: str = ".3f") -> str:
