@@ -1,7 +1,7 @@
 """One launch's answers to the gate's prompts: idle first, then under a closed loop of the level's concurrency.
 
 What it costs in node time: six rounds of 32 tokens idle, the ramp of a load of short prompts, and one round of 32
-tokens under load; with the figures of a large model at 1,024 requests about a minute.
+tokens under load; reckoned with the figures of a large model at 1,024 requests about a minute.
 """
 
 from __future__ import annotations
