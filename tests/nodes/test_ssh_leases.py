@@ -167,3 +167,13 @@ def test_what_others_write_there_is_read_with_care(node, tmp_path):
     (tmp_path / "leases" / "machine.json").write_text("nonsense $(touch /tmp/never) 'quoted'\n")
     with pytest.raises(NodeBusyError, match="nonsense"):
         one.hold("mine")
+
+
+def test_what_this_very_process_could_not_give_back_is_taken_again(node, tmp_path):
+    lease = node().hold("first")
+    path = tmp_path / "leases" / "machine.json"
+    text = path.read_text()
+    lease.release()
+    path.write_text(text)  # as if the node had not been reached
+    node().hold("second").release()
+    assert files(tmp_path) == []

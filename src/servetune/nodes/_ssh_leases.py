@@ -28,6 +28,10 @@ _RENEWALS = 4  # within the time that a lease lasts
 _LOOK_S = 2.0
 _MEASURING = "measuring"
 
+#: Tokens of the leases that this process holds: one of this process that is not among them was left by a sitting that
+#: could not reach the node at its end.
+_HELD: set[str] = set()
+
 
 class LeaseFiles:
     """The lease directory of one node."""
@@ -131,6 +135,7 @@ class FarLease:
         self._files, self._names, self._owner = files, names, owner
         self._taken_by: dict[str, str] | None = None
         self._stop = threading.Event()
+        _HELD.add(owner["token"])
         self._thread = threading.Thread(target=self._keep, name="node lease", daemon=True)
         self._thread.start()
 
@@ -152,6 +157,7 @@ class FarLease:
         if self._stop.is_set():
             return
         self._stop.set()
+        _HELD.discard(self._owner["token"])
         try:
             self._files.give_back(self._names, self._owner)
         except NodeError:
@@ -224,6 +230,8 @@ def _named(owner: Mapping[str, str]) -> str:
 
 
 def _dead(owner: Mapping[str, str]) -> bool:
+    if owner.get("tuner") == this_tuner():
+        return owner.get("token") not in _HELD
     try:
         return lives(owner["tuner"]) is False
     except (KeyError, ValueError):
