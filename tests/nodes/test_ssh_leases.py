@@ -15,6 +15,7 @@ from nodes.sshd import Sshd, needs_sshd, running
 
 from servetune.core.errors import NodeBusyError, NodeUnusableError
 from servetune.nodes import ssh
+from servetune.nodes._marks import Mark
 from servetune.nodes._ssh_leases import LeaseFiles, hold
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
@@ -177,3 +178,19 @@ def test_what_this_very_process_could_not_give_back_is_taken_again(node, tmp_pat
     path.write_text(text)  # as if the node had not been reached
     node().hold("second").release()
     assert files(tmp_path) == []
+
+
+def test_a_server_of_another_hosts_tuner_is_reclaimed_once_its_lease_is_over(node, tmp_path):
+    """The laptop that began the study is gone for good; another one resumes it."""
+    one = node()
+    one.hold("warm").release()
+    mark = Mark("mine", "3", "laptop/1/2/0")
+    lease = tmp_path / "leases" / "gpu-0.json"
+    lease.write_text(json.dumps({"token": "x", "study": "mine", "host": "laptop", "tuner": "laptop/1/2"}) + "\n")
+    environ = {**os.environ, **mark.environment()}
+    with subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True) as server:
+        assert list(one.reclaim("mine")) == []
+        assert server.poll() is None
+        age(lease, 125)
+        assert "trial 3" in one.reclaim("mine")[0]
+        assert server.wait(10) != 0

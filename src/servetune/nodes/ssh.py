@@ -333,11 +333,17 @@ class SshNode:
         return path if path.startswith("/") else f"{home}/{path.removeprefix('~').lstrip('/')}".rstrip("/")
 
     def _left_behind(self, mark: Mark) -> bool:
-        """Whether the tuner that started it is gone, or is this very process."""
+        """Whether the tuner that started it is gone, or is this very process.
+
+        One of another host lives while it renews its lease on the node.
+        """
         if not is_far(mark):
             return False
         tuner = tuner_of(mark)
-        return tuner == this_tuner() or lives(tuner) is False
+        alive = lives(tuner)
+        if alive is None:
+            alive = any(owner.get("tuner") == tuner for _, owner in self._leases.owners())
+        return tuner == this_tuner() or not alive
 
     def _visible(self) -> str | None:
         return self.environment().get("CUDA_VISIBLE_DEVICES")
