@@ -59,6 +59,9 @@ class Loop:
     def key(self, point):
         return None if self.rejected(point) else repr(sorted(point.items()))
 
+    def effective_key(self, point):
+        return repr(sorted(point.items()))
+
     def expects(self, gain_per_node_hour):
         self.promises.append(gain_per_node_hour)
 

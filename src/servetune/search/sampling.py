@@ -144,6 +144,10 @@ class Guide(Protocol):
         """Key of the effective configuration; None for a point that is known not to work."""
         ...
 
+    def effective_key(self, point: Point) -> str:
+        """Key of the effective configuration, whether the point is known not to work or not."""
+        ...
+
     @property
     def refusals(self) -> Refusals:
         """What is known of the points that have no key; the sampler adds to it."""

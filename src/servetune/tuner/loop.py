@@ -71,7 +71,8 @@ class Tuner:
         self._settings = self._sampler_module.Settings.model_validate(dict(spec.sampler.settings))
         self._expected_gain: float | None = None
         self.refusals = Refusals(self._space, self._reasons)
-        self._keys: dict[tuple[tuple[str, Choice], ...], str | None] = {}
+        self._keys: dict[tuple[tuple[str, Choice], ...], str] = {}
+        self._fine: dict[tuple[tuple[str, Choice], ...], bool] = {}
         self._checks = checks
         self._refused = {configuration_key(self._effective(a)) for a in refused_on_node(store.trials(spec.study))}
         self._study = self._load_study()
@@ -138,7 +139,7 @@ class Tuner:
             self._finish(trial.number, assignment, free, None)
             return False
         result = self._launches.search(trial.number, assignment, self._reporter(trial))
-        self._keys.clear()  # the engine has learned from the log
+        self._forget_checks()  # the engine has learned from the log
         outcome = outcome_of(self._spec, result.failure, result.measurements, result.pruned)
         self._finish(trial.number, assignment, outcome, result.failure)
         self._heed(outcome, result.failure)
@@ -196,7 +197,7 @@ class Tuner:
         if verdict.ok:
             return None
         self._refused.add(configuration_key(self._effective(assignment)))
-        self._keys.clear()
+        self._forget_checks()
         return rejection([self._checks.violation(assignment, verdict)])
 
     def _effective(self, assignment: Assignment) -> Assignment:
@@ -302,11 +303,23 @@ class Tuner:
 
     def _key(self, point: Mapping[str, Choice], assignment: Assignment) -> str | None:
         told = tuple(point.items())
+        if told not in self._fine:
+            self._fine[told] = not self._engine.check(self._space.expand(point), self._facts)
+        key = self.effective_key(point) if self._fine[told] else None
+        return None if key in self._refused else key
+
+    def effective_key(self, point: Mapping[str, Choice]) -> str:
+        """The key of a point's effective configuration, whether it would be rejected or not."""
+        told = tuple(point.items())
         if told not in self._keys:
-            fine = not self._engine.check(assignment, self._facts)
-            key = configuration_key(self._effective(assignment)) if fine else None
-            self._keys[told] = None if key in self._refused else key
+            self._keys[told] = configuration_key(self._effective(self._space.expand(point)))
         return self._keys[told]
+
+    def _forget_checks(self) -> None:
+        """Where the engine's rules hold, what it refuses may have changed."""
+        if self._facts.engine_rules:
+            self._fine.clear()
+            self.refusals = Refusals(self._space, self._reasons)
 
     def _reasons(self, point: Mapping[str, Choice]) -> Sequence[tuple[str, ...]]:
         """The flags that each violation of a point names."""

@@ -121,7 +121,9 @@ class AdaptiveSampler(BaseSampler):
         """
         skip = sum(other < number for other in asking)
         known = {tuple(t.codes) for t in seen} | {tuple(row) for row in pending}
-        keys = set() if self._guide is None else {self._guide.key(self._grid.decode(np.array(c))) for c in known}
+        keys = (
+            set() if self._guide is None else {self._guide.effective_key(self._grid.decode(np.array(c))) for c in known}
+        )
         first: Codes = ranked[0]
         barred = self._barred(ranked)
         for place, row in enumerate(ranked):
