@@ -14,7 +14,7 @@ from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunRecord, TrialRecord, TrialState
 from servetune.search.learning import implies
-from servetune.tuner.confirm import Lead, baselines, failed_again, lead, winner
+from servetune.tuner.confirm import Lead, baselines, failed_again, lead, passed_by_chance, winner
 from servetune.tuner.effects import is_the_baseline, no_difference, not_in_effect
 from servetune.tuner.front import FrontPoint, front
 from servetune.tuner.knowledge import LAYER
@@ -148,6 +148,8 @@ def _note(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) ->
         return "failed in its confirmation: it may not win"
     if base is None or base.number == record.number:
         return ""
+    if passed_by_chance(record, stored.spec):
+        return "crashed once and then passed: it may not win before it survives a confirmation"
     if is_the_baseline(record, base):
         return "ran as the baseline does, nothing that it sets is in effect: a difference is noise, and it may not win"
     found = lead(record, base, stored.spec)

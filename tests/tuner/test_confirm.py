@@ -177,3 +177,19 @@ def test_a_baseline_that_measured_nothing_does_not_stop_a_report():
     report = build(stored, trials, {})
     assert report.winner == 1
     assert "nothing to compare" in report.verdict
+
+
+def test_what_passed_after_a_crash_wins_only_once_it_is_confirmed():
+    flaked = trial(1, 120.0)
+    crash = run_of(0.0, 0, RunPurpose.SEARCH, CRASH)
+    flaked = flaked.model_copy(update={"runs": (crash, run_of(120.0, 1, RunPurpose.SEARCH))})
+    trials = [trial(0, 100.0, baseline=True), flaked, trial(2, 110.0)]
+    assert winner(trials, SPEC).number == 2
+    survived = tuple(run_of(value, 2 + i, RunPurpose.CONFIRM) for i, value in enumerate((119.9, 120.0, 120.1)))
+    confirmed = trial(0, 100.0, (99.9, 100.0, 100.1), baseline=True)
+    assert winner([confirmed, flaked.model_copy(update={"runs": (*flaked.runs, *survived)})], SPEC).number == 1
+    node_fault = crash.model_copy(
+        update={"failure": CRASH.model_copy(update={"slug": "host_env", "verdict": Verdict.RETRY})}
+    )
+    trials[1] = flaked.model_copy(update={"runs": (node_fault, flaked.runs[1])})
+    assert winner(trials, SPEC).number == 1, "a fault of the node says nothing about it"

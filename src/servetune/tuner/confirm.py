@@ -197,6 +197,7 @@ def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None
     ahead = leaders(trials, spec, max(1, spec.confirm.top))
     leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
     standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number), spec.confirm)]
+    standing = [t for t in standing if not passed_by_chance(t, spec)]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
     if confirmed:
         return _simplest(confirmed, leads, spec, standards(trials))
@@ -234,6 +235,16 @@ def failed_again(record: TrialRecord) -> bool:
     """
     failures = [run.failure for run in record.runs if run.purpose is RunPurpose.CONFIRM]
     return any(failure is not None and is_the_configurations(failure) for failure in failures)
+
+
+def passed_by_chance(record: TrialRecord, spec: StudySpec) -> bool:
+    """Whether a configuration crashed, passed when it was tried again, and has not survived a confirmation yet.
+
+    It may not win before it has.
+    """
+    searched = [run.failure for run in record.runs if run.purpose is RunPurpose.SEARCH]
+    crashed = any(failure is not None and is_the_configurations(failure) for failure in searched)
+    return crashed and not _values(record, spec, confirmed_only=True)
 
 
 def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:

@@ -25,6 +25,9 @@ from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
 
 __all__ = ["Launches", "OnLevel"]
 
+#: Node seconds between a crash that may pass and the next launch of the same: ports, memory and drivers settle.
+PAUSE_S = 5.0
+
 
 class StoreRecorder:
     """Writes the parts of one run into the study database as they happen."""
@@ -72,10 +75,18 @@ class Launches:
         result = _result_of(finished[-1], self._spec) if finished else None
         while result is None or (self._may_pass(result.failure) and len(finished) <= self._spec.retries.transient):
             if result is not None and result.failure is not None:
-                self._listener.on(Note(text=f"trial {number}: {result.failure.slug} may pass, it is tried again"))
+                self._pause(number, result.failure)
             result = self._launch(number, len(finished), RunPurpose.SEARCH, assignment, on_level)
             finished = self._finished(number)
         return result
+
+    def _pause(self, number: int, failure: Failure) -> None:
+        """Before the same is launched again; `_launch` then ends and cleans what the crash has left."""
+        text = f"trial {number}: {failure.slug} may pass, it is tried again in {PAUSE_S:g} s of node time"
+        self._listener.on(Note(text=text))
+        until_s = self._node.clock.now_s() + PAUSE_S
+        while (left_s := until_s - self._node.clock.now_s()) > 0:
+            self._node.clock.sleep(left_s)
 
     def _may_pass(self, failure: Failure | None) -> bool:
         """Whether to launch the same again at once.
@@ -96,6 +107,8 @@ class Launches:
         done = {run.attempt: run.failure for run in runs if run.finished_at is not None}
         for attempt in range(candidate.attempt, last + 1):
             if attempt not in done:
+                if (failed := done.get(attempt - 1)) is not None and attempt > candidate.attempt:
+                    self._pause(candidate.trial, failed)
                 result = self._launch(
                     candidate.trial, attempt, RunPurpose.CONFIRM, candidate.assignment, lambda measurement: True
                 )

@@ -38,6 +38,10 @@ DISTURBED = 3
 QUIET_S = 60.0
 
 
+#: Node seconds for each of INT and TERM when the log has decided that the server is dying: it may hang in that.
+DYING_S = 0.3
+
+
 class Recorder(Protocol):
     """Keeps what happens while it happens; the study store behind it makes a kill at any moment safe."""
 
@@ -147,7 +151,8 @@ class TrialRunner:
         self._listener.on(Step(name="stopping", trial=job.trial))
         before_s = self._node.clock.now_s()
         try:
-            watch.process.stop(self._spec.timeouts.stop_s)
+            grace_s = self._spec.timeouts.stop_s
+            watch.process.stop(min(grace_s, DYING_S) if watch.reader.decided else grace_s)
         except KeyboardInterrupt:
             watch.process.stop(0.0)
             raise

@@ -1,0 +1,67 @@
+"""What a study learned, seen from the command line: report, diagnose of a trial, export and import."""
+
+import json
+
+import pytest
+
+SAYS = "moe-a2a-backend deepep with tp-size 8 cannot work"
+
+
+def test_it_is_told_while_it_happens_and_in_the_report(taught):
+    assert f"learned from trial 1: {SAYS}" in taught.out
+    shown = taught("report", "first").stdout
+    assert f"{SAYS} (comm_init, trial 1, confidence 90%" in shown
+    (one,) = json.loads(taught("report", "first", "--json").stdout)["learned"]
+    assert (one["says"], one["withdrawn"], one["rejections"] > 0) == (SAYS, "", True)
+
+
+def test_a_covered_hint_is_turned_down_with_the_trial_that_taught_it(taught):
+    trial = json.loads(taught("status", "first", "--json").stdout)["trials"][2]
+    assert trial["state"] == "rejected"
+    error = taught("diagnose", "first", "--trial", 2, status=2).stderr
+    assert "never launched" in error
+    assert "learned from trial 1 of study first" in error
+
+
+def test_a_trial_is_diagnosed_by_its_number(taught):
+    dead = json.loads(taught("diagnose", "first", "--trial", 1, "--json").stdout)
+    assert (dead["class"], dead["phase"], dead["blamed"]) == ("comm_init", "load", ["--moe-a2a-backend"])
+    assert dead["timeline"]
+    assert "no failure (class none)" in taught("diagnose", "first", "--trial", 0).stdout
+    assert "no trial 99" in taught("diagnose", "first", "--trial", 99, status=2).stderr
+    log = taught.folder / "studies" / "first" / "trials" / "1" / "server.log"
+    log.rename(log.with_name("elsewhere"))
+    gone = taught("diagnose", "first", "--trial", 1)
+    assert "comm_init in phase load" in gone.stdout
+    assert "the log is not here" in gone.stderr
+    log.with_name("elsewhere").rename(log)
+
+
+def test_knowledge_is_passed_on_and_spares_the_next_study_the_crash(taught):
+    file = taught.folder / "first.json"
+    assert "1 learned constraints written" in taught("knowledge", "export", file, "--study", "first").stdout
+    other = f"sqlite:///{taught.folder}/other/studies.db"
+    assert "1 learned constraints imported" in taught("knowledge", "import", file, "--storage", other).stdout
+    assert taught("knowledge", "export", "--storage", other).stdout.strip() == file.read_text().strip()
+    taught.write_crashing_study("second", f"storage: {other}\n")
+    out = taught("start", taught.folder / "second.yaml").stdout
+    assert "1 learned constraints of earlier studies hold here" in out
+    assert "comm_init" not in out.replace("(comm_init", "").replace(": comm_init in load", "")
+    trials = json.loads(taught("status", "second", "--json", "--storage", other).stdout)["trials"]
+    assert [trial["state"] for trial in trials[1:3]] == ["rejected", "rejected"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no json", "is no JSON"),
+        ("{}", "format: servetune-knowledge"),
+        ('{"format": "servetune-knowledge", "version": 9}', "version 9"),
+        ('{"format": "servetune-knowledge", "version": 1, "constraints": [{"slug": "x"}]}', "constraints[0].forbids"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error_and_nothing_is_made(servetune, text, told):
+    file = servetune.folder / "wrong.json"
+    file.write_text(text)
+    assert told in servetune("knowledge", "import", file, status=2).stderr
+    assert not (servetune.folder / "studies").exists()
