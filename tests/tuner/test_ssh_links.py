@@ -179,3 +179,30 @@ def test_a_flood_is_followed_and_does_not_stop_the_watching(bench):
             offset += len(chunk)
             assert len(chunk) <= 1 << 20
         assert time.monotonic() - began_s < 60
+
+
+HANGING = """#!/bin/sh
+case "$1" in
+-c) echo '["3.11.0", null]';;
+-u) exit 1;;
+*) P=$(echo "$*" | sed 's/.*--port \\([0-9]*\\).*/\\1/')
+   exec {python} -S {server} --hang --ignore INT,TERM --grandchild "$P" --zombie -- "$@";;
+esac
+"""
+
+
+def test_a_server_that_hangs_ignores_signals_and_leaves_a_grandchild_on_the_port(lab, sshd, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(HANGING.format(python=sys.executable, server=BAD_SERVER))
+    python.chmod(0o755)
+    engine = {"name": "sglang", "model": "/nowhere", "python": str(python)}
+    file = lab.write(
+        {"name": "ssh", **sshd.settings()}, engine=engine, retries={"transient": 0},
+        timeouts={"stall_s": 3, "ready_s": 60, "stop_s": 1},
+    )  # fmt: skip
+    lab.sit(file)
+    first, *_ = lab.trials(file)
+    (run,) = first.runs
+    assert run.failure.slug == "hang", run.failure
+    assert not listening(run.launch.port)
+    assert carriers(file.stem) == []
