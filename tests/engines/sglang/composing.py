@@ -252,6 +252,15 @@ def docker_json(text: str) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in shown).encode()
 
 
+def json_logger(text: str) -> bytes:
+    """One object a line, the text under `message`."""
+    return "".join(json.dumps({"level": "INFO", "message": line}) + "\n" for line in text.splitlines()).encode()
+
+
+def tabbed(text: str) -> bytes:
+    return "".join(f"2026-03-04 11:00:{i % 60:02d}.000\t{line}\n" for i, line in enumerate(text.splitlines())).encode()
+
+
 def coloured(text: str) -> bytes:
     return "".join(
         f"\x1b[{31 + i % 3}m{line}\x1b[0m\n" if line else "\n" for i, line in enumerate(text.splitlines())
@@ -296,6 +305,8 @@ DRESSES = (
     compose_prefix,
     kubernetes,
     docker_json,
+    json_logger,
+    tabbed,
     coloured,
     journal,
     kubectl,

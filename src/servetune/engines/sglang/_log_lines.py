@@ -37,7 +37,8 @@ _CONTAINER = (
     re.compile(r"^[A-Za-z][\w.\-]{0,60} *\| ?"),  # docker compose
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(?:\[\d+\])?: "),  # journald, syslog
     re.compile(r"^\((?:[\w.]+ )?pid=\d+(?:, ip=[^)]+)?\) ?"),  # Ray
-    re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|\w+Error)"),  # srun --label
+    re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|[\w.]{1,80}(?:Error|Exception)\b|usage: |$)"),  # srun --label
+    re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\t"),  # exports with tabs
 )
 
 
@@ -112,11 +113,12 @@ class LineCleaner:
     def clean(self, number: int, raw: bytes) -> Iterator[Line]:
         """The lines of one physical line. An empty physical line gives one empty line: it ends a traceback."""
         text = clip(raw).decode("utf-8", "replace").replace("\x00", "")
-        if text.startswith('{"log":'):
+        if text.startswith('{"'):
             text = _unpack_json(text)
-        source, text = self._strip_prefix(_ANSI.sub("", text.rstrip("\r\n")))
-        for part in _parts(text):
-            yield _line(number, part, source)
+        for line in text.rstrip("\r\n").split("\n"):
+            source, line = self._strip_prefix(_ANSI.sub("", line))
+            for part in _parts(line):
+                yield _line(number, part, source)
 
     def _strip_prefix(self, text: str) -> tuple[str, str]:
         if self._learned and text.startswith(self._learned):
@@ -149,13 +151,15 @@ def _looks_like_prefix(text: str) -> bool:
 
 
 def _unpack_json(text: str) -> str:
-    """Docker's json-file format, one object a line."""
+    """One object a line: Docker's json-file format, and loggers that write JSON. A traceback may be one message."""
     try:
         unpacked = json.loads(text)
     except ValueError:
         return text
-    log = unpacked.get("log") if isinstance(unpacked, dict) else None
-    return log.rstrip("\r\n") if isinstance(log, str) else text
+    if not isinstance(unpacked, dict):
+        return text
+    told = (unpacked.get(key) for key in ("log", "message", "msg"))
+    return next((log.rstrip("\r\n") for log in told if isinstance(log, str)), text)
 
 
 def _parts(text: str) -> list[str]:
