@@ -254,3 +254,4 @@ class TestJourneys:
     def test_ncclss_tree_dies_in_graphs_over_pcie(self, flags, facts, wrong):
         found = violations({"tp-size": 8, **flags}, facts, "0.5.9", None)
         assert [v.rule for v in found] == (["runtime.nccl_tree_in_graphs"] if wrong else [])
+        assert all("env.NCCL_ALGO" in v.flags for v in found), "a variable is named as it is written"

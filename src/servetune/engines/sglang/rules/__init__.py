@@ -37,7 +37,7 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     speculative,
 )
 from servetune.engines.sglang.rules._registry import Rule, all_rules, parse_version
-from servetune.engines.sglang.rules._run import Outcome, run
+from servetune.engines.sglang.rules._run import Outcome, run, spelled
 from servetune.engines.sglang.rules._state import State
 
 __all__ = ["Changed", "Effective", "NoEffect", "Rule", "all_rules", "effective", "judge", "judge_state", "violations"]
@@ -146,15 +146,11 @@ def _effective(state: State, outcome: Outcome) -> Effective:
     assignment.update({f"env.{name}": value for name, value in state.env.items()})
     return Effective(
         assignment=assignment,
-        changed=tuple(Changed(_flag(c.field, state), c.before, c.after, c.reason, c.source) for c in outcome.changes),
+        changed=tuple(Changed(spelled(c.field, state), c.before, c.after, c.reason, c.source) for c in outcome.changes),
         no_effect=tuple(
-            NoEffect(_flag(i.flag, state), i.reason, source, i.flag, i.like)
+            NoEffect(spelled(i.flag, state), i.reason, source, i.flag, i.like)
             for i, source in outcome.idle
             if i.flag in state.user
         ),
         resolved=outcome.resolved,
     )
-
-
-def _flag(field: str, state: State) -> str:
-    return state.spelling.get(field, field.replace("_", "-"))

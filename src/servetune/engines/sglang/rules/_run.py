@@ -6,7 +6,6 @@ is checked against the user's expert-parallel size before an all-to-all backend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -97,15 +96,16 @@ def _violation(rule: Rule, effect: Refuse, state: State) -> Violation:
     return Violation(
         rule=rule.id,
         layer=rule.layer,
-        flags=tuple(_spelled(effect.flags, state)),
+        flags=tuple(spelled(name, state) for name in effect.flags),
         message=effect.message,
         alternatives=effect.alternatives,
         source=rule.source,
     )
 
 
-def _spelled(fields: Sequence[str], state: State) -> list[str]:
-    return [state.spelling.get(name, name.replace("_", "-")) for name in fields]
+def spelled(field: str, state: State) -> str:
+    """A field of ServerArgs as the user wrote it, else as the command line spells it; `env.NAME` stays as it is."""
+    return state.spelling.get(field, field if field.startswith("env.") else field.replace("_", "-"))
 
 
-__all__ = ["CHECKED_SINCE", "Change", "Fill", "Outcome", "run"]
+__all__ = ["CHECKED_SINCE", "Change", "Fill", "Outcome", "run", "spelled"]
