@@ -10,14 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from contracts.node_contract import BAD_SERVER, Bench, NodeContract, carriers, listening, loaded, log_of, until
 
-pytest.register_assert_rewrite("contracts.node_contract")
-
-from contracts.node_contract import BAD_SERVER, Bench, NodeContract, carriers, listening, loaded, log_of, until  # noqa: E402
-
-from servetune.core.errors import SpecError  # noqa: E402
-from servetune.core.node import EnvRef, LaunchSpec, Node  # noqa: E402
-from servetune.nodes import local  # noqa: E402
+from servetune.core.errors import SpecError
+from servetune.core.node import EnvRef, LaunchSpec, Node
+from servetune.nodes import local
 
 
 class TestLocalNode(NodeContract):

@@ -6,18 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from contracts.node_contract import NodeContract, carriers, until
+from nodes.sshd import Sshd, needs_sshd, running
 
-pytest.register_assert_rewrite("contracts.node_contract")
-
-from contracts.node_contract import NodeContract, carriers, until  # noqa: E402
-from nodes.sshd import Sshd, needs_sshd, running  # noqa: E402
-
-from servetune.core.errors import ProgramEndedError  # noqa: E402
-from servetune.core.node import EnvRef, LaunchSpec, Node  # noqa: E402
-from servetune.nodes import ssh  # noqa: E402
-from servetune.nodes._marks import Mark  # noqa: E402
-from servetune.nodes._ssh_load import HELPERS  # noqa: E402
-from servetune.nodes._starter import this_host  # noqa: E402
+from servetune.core.errors import ProgramEndedError
+from servetune.core.node import EnvRef, LaunchSpec, Node
+from servetune.nodes import ssh
+from servetune.nodes._marks import Mark
+from servetune.nodes._ssh_load import HELPERS
+from servetune.nodes._starter import this_host
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
 

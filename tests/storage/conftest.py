@@ -11,8 +11,6 @@ from sqlalchemy.engine import make_url
 
 from servetune.storage import StudyStore
 
-pytest.register_assert_rewrite("contracts.storage_contract")
-
 
 @pytest.fixture(autouse=True)
 def _quiet_optuna():
