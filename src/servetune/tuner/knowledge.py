@@ -200,7 +200,8 @@ class Knowledge:
                 crash = suspicion.crash
                 flags = tuple(sorted({flag for one in suspicion.hypotheses for flag, _ in one}))
                 message = f"has several suspects of the crash of trial {crash.trial}, which must be tried one by one"
-                return Violation(rule=POSTPONED, layer=LAYER, flags=flags, message=message)
+                source = f"the log of trial {crash.trial}"
+                return Violation(rule=POSTPONED, layer=LAYER, flags=flags, message=message, source=source)
         return None
 
     # -- trying again --------------------------------------------------------------------------------------------
@@ -296,5 +297,5 @@ def _violation(key: str, constraint: LearnedConstraint) -> Violation:
         layer=LAYER,
         flags=tuple(clause.flag for clause in constraint.forbids),
         message=f"{constraint.said()} cannot work, learned from {whence}: {constraint.message or constraint.slug}",
-        source=lesson.line if lesson else "",
+        source=(lesson.line if lesson else "") or f"what {whence} taught",
     )
