@@ -1529,3 +1529,124 @@ def checkpoint_file_missing(log):
         decisive=True,
     )
     return log.dies()
+
+
+# --- the node, the installation and the model's files
+
+
+LAUNCHER = (
+    "/usr/lib/python3/dist-packages/sglang/launch_server.py:<module>> run_server(server_args)",
+    "entrypoints/engine.py:_launch_subprocesses> data = scheduler_pipe_readers[i].recv()",
+)
+KILLED_BY_KERNEL = "[81231.300] Memory cgroup out of memory: Killed process 4211 (sglang::schedul) total-vm:812345678kB, anon-rss:201234567kB"
+
+
+@case("host_env", "load", "retry")
+def exit_code_with_a_capital(log):
+    log.arguments(tp_size=8).start("load", TP8)
+    log.add("Rank 3 scheduler is dead. Please check if there are relevant logs.", "", 40)
+    log.decides("Exit code: -9", "")
+    return log.raises(None, LAUNCHER, "EOFError", header="")
+
+
+@case("host_env", "load", "retry")
+def kernel_speaks_right_after_a_traceback(log):
+    log.arguments(tp_size=8).start("load", TP8)
+    log.add("Rank 1 scheduler is dead. Please check if there are relevant logs.", "", 40)
+    log.raises(None, LAUNCHER, "EOFError", header="")
+    log.lines.pop()  # no blank line in between
+    log.decides("[81231.221] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=sglang::schedul,pid=4211,uid=0")
+    return log.add(KILLED_BY_KERNEL)
+
+
+@case("host_env", "load", "retry")
+def only_the_kernel_of_the_group_speaks(log):
+    log.arguments(tp_size=8).start("load", TP8)
+    log.decides(KILLED_BY_KERNEL)
+    return log.add("Rank 3 scheduler is dead. Please check if there are relevant logs.", "", 1)
+
+
+@case("host_env", "parse", "stop")
+def engine_is_not_installed(log):
+    return log.decides("/usr/bin/python3: No module named sglang")
+
+
+@case("host_env", "parse", "stop")
+def engine_specification_is_not_found(log):
+    return log.decides(
+        "python3.11: Error while finding module specification for 'sglang.launch_server' (ModuleNotFoundError: No module named 'sglang')"
+    )
+
+
+@case("host_env", "validate", "stop")
+def launcher_cannot_be_imported(log):
+    frames = (
+        "<frozen runpy>:_run_module_as_main",
+        "/usr/lib/python3/dist-packages/sglang/launch_server.py:<module>> from sglang.srt.server_args import x",
+        "server_args.py:<module>> import msgspec",
+    )
+    frames = tuple(f"/{frame}" if frame.startswith("<") else frame for frame in frames)
+    log.raises(None, frames, "ModuleNotFoundError: No module named 'msgspec'", header="", decisive=True)
+    return log
+
+
+@case("host_env", "load", "stop")
+def kernels_of_another_torch(log):
+    log.arguments(tp_size=8, moe_runner_backend="triton", attention_backend="fa3").start("load", TP8)
+    frames = ("layers/moe/topk.py:<module>> import sgl_kernel", "../../sgl_kernel/__init__.py:<module>> load()")
+    text = "ImportError: /opt/lib/sgl_kernel/sm90/common_ops.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEab"
+    return log.raises("TP0", frames, text, decisive=True).dies()
+
+
+@case("model_artifact", "load", "stop")
+def weights_were_copied_in_part(log):
+    log.arguments(tp_size=8, load_format="auto", quantization="fp8").start("load", TP8)
+    frames = (*LOADING, "model_loader/weight_utils.py:safetensors_weights_iterator> with safe_open(file) as f:")
+    text = "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"
+    return log.raises("TP5", frames, text, decisive=True).dies()
+
+
+@case("model_artifact", "validate", "infeasible", ("--chat-template", "drop"), "--chat-template")
+def unknown_chat_template(log):
+    log.arguments(tp_size=2, chat_template="kimi9").start("pool", TP2)
+    frames = (LAUNCHER[0], "managers/template_manager.py:_load_explicit_chat_template> raise RuntimeError(")
+    text = "RuntimeError: Chat template kimi9 is not a built-in template name or a valid chat template file path."
+    log.raises(None, frames, text, header="", decisive=True)
+    return log
+
+
+@case("model_artifact", "validate", "stop", None, "--model-path")
+def model_behind_a_gate(log):
+    frames = ("/usr/lib/python3/dist-packages/huggingface_hub/utils/_http.py:hf_raise_for_status> raise x",)
+    text = "huggingface_hub.errors.GatedRepoError: 401 Client Error.\nCannot access gated repo for url https://huggingface.co/org/model/resolve/main/config.json."
+    log.raises(None, (LAUNCHER[0], *frames), text, header="", decisive=True)
+    return log
+
+
+@case("device_fault", "serving", "stop")
+def memory_of_a_gpu_is_broken(log):
+    log.arguments(tp_size=8, moe_runner_backend="triton", enable_symm_mem=True).start("ready", TP8)
+    text = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    return log.raises("TP6", EVENT_LOOP, text, decisive=True, wait=50).dies(serving=True)
+
+
+@case("jit_autotune", "graph_capture", "stop")
+def build_tool_is_missing(log):
+    log.arguments(tp_size=2).start("capture", TP2)
+    text = "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"
+    return log.raises("TP0", CAPTURE, text, wrapper=captured(text.partition(": ")[2]), decisive=True).dies()
+
+
+@case("hang", "serving", "retry")
+def watchdog_of_old_versions(log):
+    log.arguments(tp_size=2).start("ready", TP2)
+    log.decides("Watchdog timeout (self.watchdog_timeout=300)", "TP1", 310)
+    return log.add("Received sigquit from a child process. It usually means the child failed.", "", 5)
+
+
+@case("none", "load", "none")
+def somebody_pressed_control_c(log):
+    log.arguments(tp_size=2).start("load", TP2)
+    log.add("Received sigquit from a child process. It usually means the child failed.", "", 3)
+    frames = ("/usr/lib/python3.12/multiprocessing/connection.py:_recv> chunk = read(handle, remaining)",)
+    return log.raises(None, frames, "KeyboardInterrupt", header="")

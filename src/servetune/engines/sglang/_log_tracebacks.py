@@ -32,7 +32,12 @@ _ADVICE = (
     "Compile with `TORCH_USE_CUDA_DSA`",
     "Open an issue on GitHub",
 )
-_NOT_A_MESSAGE = re.compile(r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited)")
+#: What others write into the same file: the shell, the kernel (`[91231.221] oom-kill:…`), Slurm.
+_NOT_A_MESSAGE = re.compile(
+    r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited"
+    r"|\[ *\d+\.\d+\] |oom-kill:|(?:Memory cgroup o|O)ut of memory: Killed|\S+ invoked oom-killer"
+    r"|kernel: |srun: |slurmstepd: )"
+)
 #: "… hit an exception" headers: after one of these the process is dying, whatever follows.
 _FATAL_HEADER = re.compile(
     r"hit an exception|Initialization failed|Exception in thread MainThread|Exception in run_|Exception in Controller"

@@ -122,7 +122,7 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], boo
         named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
         return list(dict.fromkeys(named))[:3], True
     found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
-    if found or cause.entry.owner.slug not in _SUSPICIOUS:
+    if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:
         return found[:3], True
     found = suspects(cause.phase, flags)
     if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
@@ -153,7 +153,7 @@ def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict
     signature = cause.entry.signature
     known = bool(flags.asked) if signature.blame == "auto" else flags.known
     asked = any(flags.on(flag) or flag in flags.asked for flag in blamed)
-    if signature.unasked is not None and known and not asked:
+    if signature.unasked is not None and not asked and (known or (not blamed and cause.entry.owner.slug == "host_env")):
         return signature.unasked
     return cause.entry.verdict
 
@@ -276,7 +276,7 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
     """From how the process ended, or from an end in the log that nothing explains."""
     code = _SIGNALS.get(exit.code, exit.code) if exit is not None and exit.code is not None else None
     last = [run.last_line] if run.last_line[0] else []
-    if run.stop_line or code in (-15, -2):
+    if run.stop_line or code in (-15, -2) or _interrupted(run):
         return None
     lines = [*run.deaths[:2], *last]
     phase = run.progress.phase
@@ -303,6 +303,12 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         evidence=tuple(as_evidence(lines)),
         confidence=0.2,
     )
+
+
+def _interrupted(run: Run) -> bool:
+    """Whether somebody pressed Ctrl-C: the launcher ended by it, and nothing else was raised."""
+    endings = [trace.raised[-1].text for trace in run.traces if trace.raised]
+    return bool(endings) and all(text.startswith("KeyboardInterrupt") for text in endings)
 
 
 def _none(run: Run) -> Failure:
