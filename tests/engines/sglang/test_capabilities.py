@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from engines.sglang.commands import RELEASES, assignments
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from servetune.engines.sglang.capabilities import (
@@ -27,7 +27,7 @@ KINDS = {
     "DeprecatedAction": "ignored",
 }
 #: Choices that SGLang computes while it runs; any value is let through.
-COMPUTED = {"kv-canary-real-data", "reasoning-parser", "tool-call-parser"}
+COMPUTED = {"kv-canary-real-data"}
 
 
 @pytest.mark.parametrize("path", PARSERS, ids=lambda path: path.stem)
@@ -170,6 +170,7 @@ def test_what_has_no_equivalent_is_refused_by_name(version, flags):
 
 
 @given(st.sampled_from(RELEASES).flatmap(lambda version: st.tuples(st.just(version), assignments(version))))
+@example(("0.5.18", {"mamba-scheduler-strategy": "0"}))  # the old spelling takes any word
 @settings(max_examples=100, deadline=None)
 def test_a_command_of_a_release_passes_and_translating_it_keeps_it_accepted(drawn):
     version, assignment = drawn
@@ -347,3 +348,12 @@ def test_what_was_read_is_kept_by_version_and_content(site):
 def test_no_package(site):
     with pytest.raises(FileNotFoundError):
         read_capabilities(site)
+
+
+@pytest.mark.parametrize("flag", ["tool-call-parser", "reasoning-parser"])
+def test_parsers_that_a_function_lists_are_choices(flag):
+    known = capabilities_of("0.5.23")
+    assert {"auto", "kimi_k2", "glm45"} <= set(known.flags[flag].choices)
+    (found,) = violations({flag: "kimi_k9"}, known)
+    assert found.rule == "unknown-choice"
+    assert "kimi_k2" in found.alternatives

@@ -42,22 +42,16 @@ def read_flags(site_dir: Path) -> dict[str, Flag]:
         module = tree.module(name)
         for definition in module.classes.values():
             fields.update(_annotated(definition, module))
-    flags: dict[str, Flag] = {}
-    for field, (node, module) in fields.items():
-        flag = _from_field(field, node, module)
-        if flag is not None:
-            flags[flag["name"]] = flag
-    for flag in _from_calls(owner, server_args, fields):
-        flags[flag["name"]] = flag
-    return flags
+    found = [_from_field(field, node, module) for field, (node, module) in fields.items()]
+    found += _from_calls(owner, server_args, fields)
+    return {flag["name"]: flag for flag in found if flag is not None}
 
 
 def read_environment(site_dir: Path) -> list[str]:
     """Every name of an environment variable of SGLang's own that its server code mentions, sorted."""
-    found: set[str] = set()
-    for path in (site_dir / "sglang" / "srt").rglob("*.py"):
-        found.update(_ENVIRONMENT.findall(path.read_text(encoding="utf-8", errors="replace")))
-    return sorted(found)
+    paths = (site_dir / "sglang" / "srt").rglob("*.py")
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
+    return sorted({name for text in texts for name in _ENVIRONMENT.findall(text)})
 
 
 def read_version(site_dir: Path) -> str:
@@ -73,26 +67,27 @@ def read_version(site_dir: Path) -> str:
 def content_hash(site_dir: Path) -> str:
     """Hex digest of the files that declare flags: the key of a cache beside the version."""
     srt = site_dir / "sglang" / "srt"
-    digest = hashlib.sha256()
-    for path in [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    paths = [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 class _Module:
-    """One parsed module: its assignments, imports and classes by name."""
+    """One parsed module: its assignments, imports, functions and classes by name."""
 
     def __init__(self, sources: _Sources, body: list[ast.stmt]) -> None:
         self.sources = sources
         self.assigned: dict[str, ast.expr] = {}
         self.imported: dict[str, tuple[str, str]] = {}
         self.classes: dict[str, ast.ClassDef] = {}
+        self.functions: dict[str, ast.FunctionDef] = {}
         for statement in _flat(body):
             self.note(statement)
 
     def note(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.ClassDef):
             self.classes[statement.name] = statement
+        elif isinstance(statement, ast.FunctionDef):
+            self.functions[statement.name] = statement
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
                 self.imported[alias.asname or alias.name] = (statement.module, alias.name)
@@ -138,11 +133,22 @@ class _Module:
     def call(self, node: ast.Call, local: Mapping[str, ast.expr]) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id in ("list", "tuple", "set", "sorted", "frozenset"):
             return self.value(node.args[0], local) if node.args else []
+        if isinstance(node.func, ast.Name) and node.func.id in self.functions and not node.args:
+            return self.returned(self.functions[node.func.id])
         if isinstance(node.func, ast.Name) and node.func.id == "get_args":
             return self.value(node.args[0], local)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "keys":
             return self.value(node.func.value, local)
         raise Unreadable("call")
+
+    def returned(self, function: ast.FunctionDef) -> Any:
+        """What a function without arguments returns at its end; it may import the list that it hands out."""
+        *before, last = function.body
+        for statement in (inner for inner in before if isinstance(inner, ast.ImportFrom)):
+            self.note(statement)
+        if isinstance(last, ast.Return) and last.value is not None:
+            return self.value(last.value)
+        raise Unreadable(function.name)
 
     def named(self, name: str, local: Mapping[str, ast.expr]) -> Any:
         if name in local:
@@ -200,8 +206,7 @@ def _assigned_in(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
             yield statement.target.id, statement.value
 
 
-def _last(node: ast.expr) -> str:
-    """The last word of a dotted name."""
+def _last(node: ast.expr) -> str:  # the last word of a dotted name
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
@@ -270,12 +275,9 @@ def _without_optional(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Subscript) and _last(node.value) == "Union" and isinstance(node.slice, ast.Tuple):
         rest = [item for item in node.slice.elts if not _is_none(item)]
         return rest[0] if len(rest) == 1 else node
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        if _is_none(node.right):
-            return node.left
-        if _is_none(node.left):
-            return node.right
-    return node
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and _is_none(node.right):
+        return node.left
+    return node.right if isinstance(node, ast.BinOp) and _is_none(node.left) else node
 
 
 def _from_calls(
@@ -369,10 +371,8 @@ def _field_default(node: ast.expr | None, fields: Mapping[str, tuple[ast.AnnAssi
 
 def _known(module: _Module, node: ast.expr | None) -> Any:
     """The value, or None when it is absent or cannot be known."""
-    if node is None:
-        return None
     try:
-        return module.value(node)
+        return None if node is None else module.value(node)
     except Unreadable:
         return None
 

@@ -137,6 +137,9 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
+_READER = 2  #: raised when `_source` reads more than before, so that what an older one kept is read again
+
+
 def read_capabilities(python_site_dir: Path) -> Capabilities:
     """Flags of the SGLang package in a `site-packages` directory, read from its source without importing it.
 
@@ -145,7 +148,7 @@ def read_capabilities(python_site_dir: Path) -> Capabilities:
     newer than this Python, and KeyError when its shape is not known; then `capabilities_of` still answers.
     """
     version, digest = _source.read_version(python_site_dir), _source.content_hash(python_site_dir)
-    kept = _cache_dir() / f"{version or 'unknown'}-{digest}.json"
+    kept = _cache_dir() / f"{version or 'unknown'}-{digest}-{_READER}.json"
     flags = _kept(kept)
     if flags is None:
         flags = _source.read_flags(python_site_dir)

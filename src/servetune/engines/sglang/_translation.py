@@ -120,9 +120,16 @@ def translate(assignment: Assignment, capabilities: Capabilities) -> tuple[dict[
 
 def _rename(found: dict[str, Value], pair: tuple[str, str], capabilities: Capabilities, notes: list[str]) -> None:
     for name, other in (pair, pair[::-1]):
-        if name in found and other not in found and _is_stale(name, capabilities) and _is_known(other, capabilities):
+        stale = name in found and other not in found and _is_stale(name, capabilities)
+        if stale and _is_known(other, capabilities) and _takes(other, found[name], name, capabilities):
             notes.append(f"{_word(name)} becomes {_word(other)} for SGLang {capabilities.version}")
             _put(found, (name,), {other: found[name]})
+
+
+def _takes(other: str, value: Value, name: str, capabilities: Capabilities) -> bool:
+    """Whether nothing is refused that was accepted: an old spelling may take words that the new one does not."""
+    flag = capabilities.spellings.get(other)
+    return name not in capabilities.spellings or flag is None or flag.choices is None or value in flag.choices
 
 
 def _word(name: str) -> str:

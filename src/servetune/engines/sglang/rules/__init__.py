@@ -20,6 +20,7 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     attention,
     budgets,
     deterministic,
+    disaggregation,
     dp_attention,
     graphs,
     hybrid,
@@ -33,6 +34,7 @@ from servetune.engines.sglang.rules import (  # importing a module registers its
     overlap,
     runtime,
     runtime_kernels,
+    serving,
     sizes,
     speculative,
 )
@@ -47,6 +49,7 @@ _MODULES = (
     attention,
     budgets,
     deterministic,
+    disaggregation,
     dp_attention,
     graphs,
     hybrid,
@@ -60,6 +63,7 @@ _MODULES = (
     overlap,
     runtime,
     runtime_kernels,
+    serving,
     sizes,
     speculative,
 )

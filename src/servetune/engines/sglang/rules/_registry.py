@@ -61,6 +61,7 @@ class Stage(Enum):
     EARLY = "early"
     MODEL_CONFIG = "model_config"
     GRAPHS = "graphs"
+    GRAPHS_ROLE = "graphs_role"
     MEMORY = "memory"
     MODEL = "model"
     ALLREDUCE = "allreduce"

@@ -6,6 +6,7 @@ of one flag are folded into the first. `None` stands for "not given".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +228,19 @@ class State:
         self.spelling: dict[str, str] = {}  # field name → the flag as the assignment spells it
         for flag, value in assignment.items():
             self._take(flag, value)
+        if version >= (0, 5, 14):
+            self._take_graph_config(self.user.get("cuda_graph_config"))
         self.__dict__.update(self.user)
+
+    def _take_graph_config(self, text: Any) -> None:
+        """`--cuda-graph-config` wins over the flags per phase (`parse_cuda_graph_config`)."""
+        for phase, settings in graph_config(text).items():
+            for key in ("backend", "max_bs", "bs"):
+                value = settings.get(key)
+                if phase in ("decode", "prefill") and value is not None:
+                    name = f"cuda_graph_{key}_{phase}"
+                    self.spelling[name] = self.spelling["cuda_graph_config"]
+                    self.user[name] = " ".join(map(str, value)) if isinstance(value, list) else value
 
     def _take(self, flag: str, value: Any) -> None:
         if flag.startswith("env."):
@@ -272,6 +285,30 @@ class State:
         """An environment variable that holds an integer."""
         value = self.env.get(name)
         return default if value is None else int(value)
+
+
+def graph_config(text: Any) -> dict[str, dict[str, Any]]:
+    """Phase → settings of `--cuda-graph-config`; empty for text that is none (the parser refuses it)."""
+    try:
+        given = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(given, dict):
+        return {}
+    return {phase: settings for phase, settings in given.items() if _plain_settings(settings)}
+
+
+def _plain_settings(settings: Any) -> bool:
+    """Whether sizes are whole numbers and a backend is a word; anything else is no configuration to reckon with."""
+    if not isinstance(settings, dict):
+        return False
+    backend, largest, sizes = (settings.get(key) for key in ("backend", "max_bs", "bs"))
+    whole = isinstance(sizes, list) and bool(sizes) and all(type(size) is int for size in sizes)
+    return (
+        (backend is None or isinstance(backend, str))
+        and (largest is None or type(largest) is int)
+        and (sizes is None or whole)
+    )
 
 
 def field_name(flag: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import State
 
@@ -36,6 +38,11 @@ def piecewise_off(s: State) -> Effects:
         yield Assign("disable_piecewise_cuda_graph", True, f"piecewise CUDA graphs are switched off by {reason}")
 
 
+def asks_dsa_context_parallel(s: State) -> bool:
+    """Whether sparse attention's own context parallelism is asked for, under either of the switch's names."""
+    return bool(s.user.get("enable_dsa_prefill_context_parallel") or s.user.get("enable_nsa_prefill_context_parallel"))
+
+
 def _piecewise_conflict(s: State) -> str | None:
     conflicts = (
         (
@@ -56,7 +63,7 @@ def _piecewise_conflict(s: State) -> str | None:
         (s.disaggregation_mode != "null", "disaggregation"),
         (s.enable_symm_mem, "--enable-symm-mem"),
         (s.enable_eplb or s.expert_distribution_recorder_mode is not None, "the expert distribution recorder"),
-        (s.attn_cp_size > 1, "context parallelism"),
+        (s.attn_cp_size > 1 or (s.version >= (0, 5, 13) and asks_dsa_context_parallel(s)), "context parallelism"),
         (s.debug_cuda_graph, "--debug-cuda-graph"),
     )
     return next((reason for holds, reason in conflicts if holds), None)
@@ -170,6 +177,27 @@ def padding_with_torch_compile(s: State) -> Effects:
             "--disable-cuda-graph-padding and --enable-torch-compile exclude each other: every size would be compiled",
             ("disable_cuda_graph_padding", "enable_torch_compile"),
             ("drop --disable-cuda-graph-padding", "drop --enable-torch-compile"),
+        )
+
+
+@rule("graphs.config_shape", Stage.GRAPHS, since="0.5.14", source="cuda_graph_config.py:parse_cuda_graph_config_arg")
+def config_shape(s: State) -> Effects:
+    """--cuda-graph-config is an object of phases, each an object of settings."""
+    text = s.user.get("cuda_graph_config")
+    if not isinstance(text, str):
+        return
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # the parser refuses it
+    phases = ("decode", "prefill")
+    if not isinstance(given, dict) or any(
+        phase not in phases or not isinstance(settings, dict) for phase, settings in given.items()
+    ):
+        yield Refuse(
+            f"--cuda-graph-config is a JSON object with an object for decode, prefill or both, got {text[:80]}",
+            ("cuda_graph_config",),
+            ('{"decode": {"max_bs": 128}}',),
         )
 
 

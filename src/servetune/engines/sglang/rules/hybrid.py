@@ -44,6 +44,8 @@ def without_buffer(s: State) -> Effects:
             )
         return
     if _buffered(s):
+        if s.version >= (0, 5, 10):
+            yield from _whole_pages(s)
         return
     if s.version >= (0, 5, 11) and s.page_size not in (None, 1):
         yield Assign("page_size", 1, "the state cache without an extra buffer works on pages of one token")
@@ -73,8 +75,10 @@ def state_cache(s: State) -> Effects:
     if s.mamba_radix_cache_strategy == "auto":
         wanted = not s.disable_overlap_schedule or (s.page_size or 1) > 1
         if wanted and s.linear_attn_backend == "triton":
+            yield Fill(_STRATEGY, "extra_buffer")
             yield from _whole_pages(s)
             return
+        yield Fill(_STRATEGY, "no_buffer")
         if not s.disable_overlap_schedule:
             yield Assign("disable_overlap_schedule", True, "there is no extra state buffer for this linear attention")
     elif _buffered(s):
@@ -94,8 +98,9 @@ def state_cache(s: State) -> Effects:
 
 
 def _whole_pages(s: State) -> Effects:
-    if s.page_size is not None and _TRACK_INTERVAL % s.page_size:
+    interval = s.user.get("mamba_track_interval", _TRACK_INTERVAL)
+    if s.page_size and isinstance(interval, int) and interval % s.page_size:
         yield Refuse(
-            f"--page-size {s.page_size} does not divide {_TRACK_INTERVAL}, the interval of state snapshots",
+            f"--page-size {s.page_size} does not divide {interval}, the interval of state snapshots",
             ("page_size", _STRATEGY),
         )

@@ -123,11 +123,25 @@ def mxfp8(s: State) -> Effects:
         yield Refuse("--kv-cache-dtype mxfp8 needs a Blackwell GPU", ("kv_cache_dtype",))
 
 
+@rule("kv_cache.page_divided_by", Stage.CHECK, source="server_args.py:check_server_args")
+def page_divided_by(s: State) -> Effects:
+    """The prefill chunk is divided by the page size that is left once attention backends have set theirs."""
+    if s.page_size == 0 and (s.chunked_prefill_size or 0) > 0 and s.disaggregation_mode != "decode":
+        yield Refuse("--page-size is 0: SGLang divides the prefill chunk by it", ("page_size",), ("1",))
+
+
+@rule("kv_cache.page_at_least_one", Stage.RUNTIME, layer="runtime", source="the checks accept it; mem_cache/allocator")
+def page_at_least_one(s: State) -> Effects:
+    """No cache has pages of less than one token."""
+    if isinstance(s.page_size, int) and s.page_size < 1:
+        yield Refuse(f"--page-size is {s.page_size}; it is at least 1", ("page_size",), ("1",))
+
+
 @rule("kv_cache.prefill_chunk_in_pages", Stage.CHECK, source="server_args.py:check_server_args")
 def prefill_chunk_in_pages(s: State) -> Effects:
     """A prefill chunk (per DP group) is a whole number of pages."""
     chunk, page = s.chunked_prefill_size, s.page_size
-    if chunk is None or page is None or chunk <= 0 or s.disaggregation_mode == "decode" or chunk % page == 0:
+    if chunk is None or not page or chunk <= 0 or s.disaggregation_mode == "decode" or chunk % page == 0:
         return
     step = page * s.attention_dp
     yield Refuse(

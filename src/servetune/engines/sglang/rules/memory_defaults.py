@@ -114,8 +114,16 @@ def automatic_fraction_0_5_2(s: State) -> Effects:
     yield Fill("mem_fraction_static", round((memory - reserved) / memory, 3) * _vision_factor(s))
 
 
+def _role(s: State) -> str:
+    """`prefill` or `decode` where the reserve differs by role (0.5.15 on), else `null`."""
+    return str(s.disaggregation_mode) if s.version >= (0, 5, 15) else "null"
+
+
 def _activation_mib(s: State) -> float:
     chunk = s.chunked_prefill_size
+    if _role(s) == "decode":  # no prefill: sized for the largest decode batch
+        requests = s.max_running_requests or s.cuda_graph_max_bs_decode or 1
+        return 1.5 * max(requests * (s.speculative_num_draft_tokens or 1), 2048)
     return float(1.5 * max(chunk if chunk > 0 else s.max_prefill_tokens, 2048))
 
 
@@ -146,13 +154,14 @@ def _reserved_mib_to_0_5_13(s: State) -> float:
 
 
 def _reserved_mib(s: State) -> float:
-    max_bs, decode = s.cuda_graph_max_bs_decode, s.cuda_graph_backend_decode != "disabled"
+    max_bs, role = s.cuda_graph_max_bs_decode, _role(s)
+    decode = role != "prefill" and s.cuda_graph_backend_decode != "disabled"
     reserved = 512 + _activation_mib(s) + s.tp_size * s.pp_size / 8 * 1024
     reserved += 2 * max_bs if decode else 0
     old_dp = s.enable_dp_attention and s.version < (0, 5, 22)
-    if old_dp or (s.version >= (0, 5, 22) and s.attn_dp_size > 1):
+    if role != "prefill" and (old_dp or (s.version >= (0, 5, 22) and s.attn_dp_size > 1)):
         reserved += _attention_dp_mib(s, max_bs, s.dp_size if old_dp else s.attn_dp_size)
-    if s.cuda_graph_backend_prefill != "disabled":
+    if role != "decode" and s.cuda_graph_backend_prefill != "disabled":
         reserved += 1536 if s.model.mla else 8 * len(_prefill_sizes(s))
         if s.moe_a2a_backend == "deepep" and s.cuda_graph_backend_prefill == "breakable" and s.version >= (0, 5, 16):
             reserved += 1024
@@ -182,6 +191,8 @@ def batch_sizes(listed: Any) -> list[int]:
 
 
 def _sees(s: State) -> bool:
+    if s.disaggregation_mode == "decode" and s.version >= (0, 5, 18):
+        return False
     return s.model.multimodal and not s.language_only and not s.language_model_only
 
 

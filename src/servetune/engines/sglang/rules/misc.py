@@ -134,9 +134,18 @@ def served_name(s: State) -> Effects:
 def hierarchical_cache_needs_radix(s: State) -> Effects:
     """The hierarchical cache extends the radix cache."""
     if s.enable_hierarchical_cache and s.disable_radix_cache:
+        decode = s.disaggregation_mode == "decode" and not s.user.get("disable_radix_cache")
+        cause = "disaggregation_mode" if decode else "disable_radix_cache"
         yield Refuse(
-            "--enable-hierarchical-cache and --disable-radix-cache exclude each other",
-            ("enable_hierarchical_cache", "disable_radix_cache"),
+            "--enable-hierarchical-cache extends the radix cache, which --disaggregation-mode decode switches off"
+            if decode
+            else "--enable-hierarchical-cache and --disable-radix-cache exclude each other",
+            ("enable_hierarchical_cache", cause),
+        )
+    if s.version >= (0, 5, 21) and s.enable_hierarchical_cache and s.user.get("enable_lmcache"):
+        yield Refuse(
+            "--enable-lmcache and --enable-hierarchical-cache exclude each other",
+            ("enable_hierarchical_cache", "enable_lmcache"),
         )
 
 
@@ -161,17 +170,30 @@ def tokenizer_batching(s: State) -> Effects:
         yield Refuse("--tokenizer-worker-num must be at least 1", ("tokenizer_worker_num",))
 
 
+def _offloads(s: State) -> bool:
+    """Whether the cache's host tier is in use, so that its layout is settled."""
+    if s.enable_hierarchical_cache or s.user.get("disaggregation_decode_enable_offload_kvcache"):
+        return True
+    backup = s.user.get("disaggregation_decode_retraction_backup")
+    return s.version >= (0, 5, 18) and s.disaggregation_mode == "decode" and backup in (None, "host_pool")
+
+
 @rule("misc.hierarchical_cache_decode", Stage.HIERARCHICAL_CACHE, source="server_args.py:_handle_hicache")
 def hierarchical_cache_decode(s: State) -> Effects:
     """Up to 0.5.18 the hierarchical cache's kernel transfer does not work with fa3 decode."""
     layout, io = s.hicache_mem_layout, s.hicache_io_backend
-    if s.version >= (0, 5, 10) and not s.enable_hierarchical_cache:
+    if s.version >= (0, 5, 10) and not _offloads(s):
         return
     if layout == "page_first_direct" and io == "kernel":
         io = "direct"
         yield Assign("hicache_io_backend", io, "the page_first_direct layout needs direct transfers")
     if layout == "page_first" and io == "direct" and s.version >= (0, 5, 10):
         yield Assign("hicache_mem_layout", "page_first_direct", "direct transfers need the page_first_direct layout")
+    stores = ("mooncake", "npu_memcache") if s.version >= (0, 5, 20) else ("mooncake",)
+    wide = s.version >= (0, 5, 20) and s.dcp_size > 1
+    if s.hicache_storage_backend in stores and layout == "layer_first" and not wide:
+        paged = {"direct": "page_first_direct", "kernel": "page_first"}.get(io, layout)
+        yield Assign("hicache_mem_layout", paged, f"storage on {s.hicache_storage_backend} takes no layer_first layout")
     if s.version >= (0, 5, 14) or not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
         return
     if s.decode_attention_backend is not None:

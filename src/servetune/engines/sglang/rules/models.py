@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules.graphs import asks_dsa_context_parallel
 
 SOURCE = "server_args.py:_handle_model_specific_adjustments; 0.5.20+: arg_groups/model_hook.py and model_overrides/"
 DEEPSEEK_FAMILY = frozenset(
@@ -65,6 +66,33 @@ def dsa_attention(s: State) -> Effects:
         yield Fill("page_size", 64)
     elif s.page_size != 64:
         yield Assign("page_size", 64, "sparse attention works on pages of 64 tokens")
+
+
+@rule(
+    "model.dsa_context_parallel",
+    Stage.MODEL,
+    since="0.5.9",
+    until="0.5.13",
+    architectures=DEEPSEEK_FAMILY,
+    source=SOURCE,
+)
+def dsa_context_parallel(s: State) -> Effects:
+    """Context parallelism of sparse attention spreads the prefill over the ranks of one attention group."""
+    if not s.model.dsa or not asks_dsa_context_parallel(s):
+        return
+    reason = "--enable-nsa-prefill-context-parallel"
+    yield Assign("enable_dp_attention", True, reason)
+    yield Assign("moe_dense_tp_size", 1, reason)
+    mode = s.user.get("dsa_prefill_cp_mode") or s.user.get("nsa_prefill_cp_mode")
+    if mode == "in-seq-split":
+        yield Assign("moe_a2a_backend", "deepep", reason)
+        yield Assign("ep_size", s.tp_size, reason)
+        if s.version < (0, 5, 10):
+            yield Assign("kv_cache_dtype", "bf16", reason)
+    elif s.dp_size != 1:
+        yield Refuse("context parallelism by round-robin split takes --dp-size 1", ("dp_size",), ("--dp-size 1",))
+    if s.version >= (0, 5, 13):
+        yield Assign("attn_cp_size", s.tp_size // max(1, s.dp_size), reason)
 
 
 @rule("model.dsa_kv_cache_dtype", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)

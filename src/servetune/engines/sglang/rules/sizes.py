@@ -7,7 +7,7 @@ from servetune.engines.sglang.rules._state import State
 
 _SIZES = (
     "tp_size", "pp_size", "ep_size", "dp_size", "attn_dp_size", "attn_cp_size", "moe_dp_size", "dcp_size", "dwdp_size",
-    "nnodes", "page_size", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "context_length",
+    "nnodes", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "context_length",
 )  # fmt: skip
 
 
@@ -24,12 +24,12 @@ def below_one(s: State) -> list[str]:
     source="server_args.py:_handle_data_parallelism, check_server_args; 0.5.20+: parallel_hook.py, validation_hook.py",
 )
 def divided_by(s: State) -> Effects:
-    """Page size, nodes and attention groups are divided by while arguments are checked."""
+    """Nodes and attention groups are divided by while arguments are checked."""
     groups = ["attn_dp_size"] if s.version >= (0, 5, 22) else []
     groups += ["dp_size"] if s.enable_dp_attention else []
     for name in below_one(s):
         # a negative divisor gives a remainder as well: only zero ends the checks, but for the groups of 0.5.22
-        if name in groups or (name in ("page_size", "nnodes") and getattr(s, name) == 0):
+        if name in groups or (name == "nnodes" and s.nnodes == 0):
             yield Refuse(f"--{name.replace('_', '-')} is {getattr(s, name)}: SGLang divides by it", (name,))
 
 

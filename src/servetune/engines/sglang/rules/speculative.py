@@ -43,6 +43,22 @@ def nextn_is_eagle(s: State) -> Effects:
         yield Fill("speculative_algorithm", name)
 
 
+_ALGORITHMS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "NEXTN", "NGRAM", "NONE", "STANDALONE"})
+
+
+@rule("speculative.known", Stage.SPECULATIVE, since="0.5.12", source="speculative/spec_info.py:from_string")
+def known_algorithm(s: State) -> Effects:
+    """From 0.5.12 on the parser takes any name; the algorithm must still be one of SGLang's own."""
+    known = _ALGORITHMS | ({"DSPARK"} if s.version >= (0, 5, 16) else set())
+    known |= {"UNO"} if s.version >= (0, 5, 20) else set()
+    if s.speculative_algorithm is not None and str(s.speculative_algorithm).upper() not in known:
+        yield Refuse(
+            f"--speculative-algorithm {s.speculative_algorithm} is not known to this version",
+            ("speculative_algorithm",),
+            tuple(sorted(known - {"NONE"})),
+        )
+
+
 @rule("speculative.limits_running_requests", Stage.SPECULATIVE, source=SOURCE)
 def limits_running_requests(s: State) -> Effects:
     """Speculative decoding caps running requests at 48 unless --max-running-requests is given."""

@@ -1,0 +1,143 @@
+"""Flags of the server around the engine: ports, TLS, logging, adapters, values that hold JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
+from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules.misc import CHECK
+
+_PORTS = 65535
+
+
+@rule(
+    "serving.port_with_grpc",
+    Stage.EARLY,
+    since="0.5.11",
+    until="0.5.15",
+    source="server_args.py:_handle_deprecated_args (grpc_port)",
+)
+def port_with_grpc(s: State) -> Effects:
+    """0.5.11 to 0.5.15 derive a gRPC port, 10000 above --port, whether it is used or not."""
+    port = s.user.get("port")
+    if isinstance(port, int) and "SGLANG_GRPC_PORT" not in s.env and not 1 <= port + 10000 <= _PORTS:
+        yield Refuse(
+            f"--port {port}: SGLang derives a gRPC port 10000 above it, which is beyond {_PORTS}",
+            ("port",),
+            (f"--port at most {_PORTS - 10000}", "env.SGLANG_GRPC_PORT"),
+        )
+
+
+@rule("serving.port", Stage.RUNTIME, layer="runtime", source="the checks accept it; the socket cannot be bound")
+def port_in_range(s: State) -> Effects:
+    """A port lies between 0 and 65535."""
+    port = s.user.get("port")
+    if isinstance(port, int) and not 0 <= port <= _PORTS:
+        yield Refuse(f"--port {port} is no port; ports end at {_PORTS}", ("port",))
+
+
+@rule("serving.tls", Stage.EARLY, since="0.5.10", source="server_args.py:_handle_ssl_validation; 0.5.20+: serving_hook")
+def tls(s: State) -> Effects:
+    """Key and certificate are given together, and the other TLS flags need both."""
+    key, certificate = s.user.get("ssl_keyfile"), s.user.get("ssl_certfile")
+    if key and certificate:
+        return
+    given = [name for name in ("ssl_keyfile", "ssl_certfile") if s.user.get(name)]
+    others = () if given else ("ssl_ca_certs", "ssl_keyfile_password")
+    given += [name for name in (*others, "enable_ssl_refresh") if s.user.get(name)]
+    for name in given:
+        yield Refuse(
+            f"--{name.replace('_', '-')} needs both --ssl-certfile and --ssl-keyfile",
+            (name,),
+            ("name --ssl-certfile and --ssl-keyfile",),
+        )
+
+
+@rule("serving.log_level", Stage.EARLY, since="0.5.11", source="server_args.py:prepare_server_args")
+def log_level(s: State) -> Effects:
+    """The log level is one of Python's."""
+    level = s.user.get("log_level")
+    if isinstance(level, str) and not hasattr(logging, level.upper()):
+        yield Refuse(f"--log-level {level} is no log level", ("log_level",), ("debug", "info", "warning", "error"))
+
+
+@rule(
+    "serving.log_level_late", Stage.RUNTIME, until="0.5.10", layer="runtime", source="utils/common.py:configure_logger"
+)
+def log_level_late(s: State) -> Effects:
+    """The log level is one of Python's; up to 0.5.10 a wrong one ends the server after its checks."""
+    return log_level(s)
+
+
+@rule("serving.gc_threshold", Stage.CHECK, since="0.5.10", source=CHECK)
+def gc_threshold(s: State) -> Effects:
+    """The garbage collector has three generations."""
+    given = str(s.user.get("gc_threshold") or "").split()
+    if len(given) > 3:
+        yield Refuse(f"--gc-threshold takes 1 to 3 numbers, got {len(given)}", ("gc_threshold",))
+
+
+@rule("serving.lora_shapes", Stage.CHECK, source="server_args.py:check_lora_server_args; 0.5.20+: lora_hook.py")
+def lora_shapes(s: State) -> Effects:
+    """Without adapters to load, LoRA needs to know their largest rank and the modules that they touch."""
+    named = s.user.get("max_lora_rank") and s.user.get("lora_target_modules")
+    if s.enable_lora and not s.lora_paths and not named:
+        yield Refuse(
+            "--enable-lora without --lora-paths needs --max-lora-rank and --lora-target-modules",
+            ("enable_lora",),
+            ("name --max-lora-rank and --lora-target-modules", "name --lora-paths"),
+        )
+
+
+@rule("serving.pdmux", Stage.CHECK, since="0.5.4", source=CHECK)
+def pdmux(s: State) -> Effects:
+    """Multiplexing prefill and decode excludes chunked prefill, pipelines, disaggregation and the overlap scheduler."""
+    if not s.enable_pdmux:
+        return
+    chunk = s.chunked_prefill_size
+    for wrong, flag, instead in (
+        (s.pp_size != 1, "pp_size", "--pp-size 1"),
+        (chunk is not None and chunk != -1, "chunked_prefill_size", "--chunked-prefill-size -1"),
+        (s.disaggregation_mode != "null", "disaggregation_mode", "drop --disaggregation-mode"),
+        (not s.disable_overlap_schedule, "disable_overlap_schedule", "--disable-overlap-schedule"),
+    ):
+        if wrong:
+            yield Refuse(f"--enable-pdmux needs {instead}", ("enable_pdmux", flag), (instead,))
+
+
+@rule("serving.model_override", Stage.MODEL_CONFIG, source="configs/model_config.py (json.loads of the override)")
+def model_override(s: State) -> Effects:
+    """What replaces entries of the model's config is JSON."""
+    text = s.user.get("json_model_override_args")
+    if not isinstance(text, str):
+        return
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        yield Refuse(f"--json-model-override-args is no JSON: {error}", ("json_model_override_args",), ("{}",))
+
+
+@rule(
+    "serving.mm_process_config", Stage.EARLY, since="0.5.11", source="server_args.py:_handle_multimodal; serving_hook"
+)
+def mm_process_config(s: State) -> Effects:
+    """The processor's settings are an object per kind of input."""
+    text = s.user.get("mm_process_config")
+    if not isinstance(text, str):
+        return
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # the parser refuses it
+    kinds = ("image", "video", "audio")
+    wrong = given is not None and (
+        not isinstance(given, dict) or any(not isinstance(given[kind], dict) for kind in kinds if kind in given)
+    )
+    if wrong:
+        yield Refuse(
+            f"--mm-process-config is a JSON object with one object per kind of input, got {text[:80]}",
+            ("mm_process_config",),
+            ('{"image": {"max_pixels": 1048576}}',),
+        )
