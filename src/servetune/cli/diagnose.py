@@ -148,7 +148,8 @@ def _verdict(shown: Console, report: Mapping[str, Any], cause: str) -> None:
     shown.print(head)
     shown.print(Text(cause))
     if not healthy:
-        again = _AGAIN[report["deterministic"]]
+        alive = report["verdict"] == "none"
+        again = "the server works" if alive else _AGAIN[report["deterministic"]]
         shown.print(Text(f"{report['verdict']}: {_SAYS[report['verdict']]}; {again}"))
 
 
@@ -196,7 +197,7 @@ def _not_in_effect(shown: Console, items: Sequence[Mapping[str, Any]]) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for item in items:
-        table.add_row(Text(str(item["line"]), justify="right"), Text(item["flag"]), Text(item["text"][:200]))
+        table.add_row(Text(str(item["line"]), justify="right"), Text(item["what"]), Text(item["text"][:200]))
     _section(shown, "Not in effect", table)
 
 

@@ -1650,3 +1650,67 @@ def somebody_pressed_control_c(log):
     log.add("Received sigquit from a child process. It usually means the child failed.", "", 3)
     frames = ("/usr/lib/python3.12/multiprocessing/connection.py:_recv> chunk = read(handle, remaining)",)
     return log.raises(None, frames, "KeyboardInterrupt", header="")
+
+
+# --- several launches in one file, and servers that work
+
+
+NO_POOL = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: self.server_args.mem_fraction_static=0.7"
+
+
+def without_a_pool(log):
+    log.arguments(tp_size=8, mem_fraction_static=0.7).start("weights", TP2, begin=94.0, after=20.0)
+    return log.raises("TP1", POOLS, NO_POOL, decisive=True).dies()
+
+
+@case("kv_budget", "kv_alloc", "infeasible", ("--mem-fraction-static", "raise"), "--mem-fraction-static")
+def worked_and_was_started_again(log):
+    log.arguments(tp_size=8, mem_fraction_static=0.85).start("ready", TP2)
+    log.second += 1800
+    return without_a_pool(log)
+
+
+@case("kv_budget", "kv_alloc", "infeasible", ("--mem-fraction-static", "raise"), "--mem-fraction-static")
+def vanished_while_loading_and_was_started_again(log):
+    log.arguments(tp_size=8, mem_fraction_static=0.7).start("load", TP2, begin=60.0)
+    log.second += 300
+    return without_a_pool(log)
+
+
+@case("none", "serving", "none")
+def one_retraction_in_half_an_hour(log):
+    log.arguments(tp_size=2, mem_fraction_static=0.8).start("ready", TP2).serve(2, "TP0")
+    log.add("KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_token_ratio: 0.41 -> 0.59", "TP0", 100)
+    log.second += 1500
+    log.serve(2, "TP0").add("INFO:     Shutting down", "", 1)
+    return log.add("Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[].", "")
+
+
+@case("none", "load", "none")
+def nobody_asked_for_the_default(log):
+    log.arguments(tp_size=2).start("dist", TP2)
+    text = "Setup Custom allreduce failed with out of memory. To silence this warning, specify --disable-custom-all-reduce explicitly."
+    return log.add(text, "TP0", 1).start("ready", TP2).serve(3, "TP0")
+
+
+@case("perf_regression", "load", "none")
+def custom_all_reduce_was_asked_for(log):
+    log.add("$ python3 -m sglang.launch_server --model-path /m --tp 2 --disable-custom-all-reduce=False")
+    log.arguments(tp_size=2).start("dist", TP2)
+    text = "Setup Custom allreduce failed with out of memory. To silence this warning, specify --disable-custom-all-reduce explicitly."
+    return log.decides(text, "TP0", 1).start("ready", TP2).serve(3, "TP0")
+
+
+@case("device_fault", "serving", "retry", None, "--moe-a2a-backend")
+def crash_in_native_code(log):
+    log.arguments(tp_size=8).start("ready", TP8)
+    log.decides("Fatal Python error: Segmentation fault", None, 60)
+    log.add(
+        '\nThread 0x00007f1b2ffff640 (most recent call first):\n  File "/usr/lib/python3.12/threading.py", line 359 in wait\n'
+    )
+    log.add("Current thread 0x00007f1b4bfff640 (most recent call first):")
+    log.add('  File "/app/python/sglang/srt/layers/moe/token_dispatcher/deepep.py", line 611 in _dispatch_core')
+    log.add('  File "/app/python/sglang/srt/managers/scheduler.py", line 11 in event_loop_overlap\n')
+    return log.add(
+        "Subprocess scheduler_5 (pid=77) crashed with exit code -11. Triggering SIGQUIT for cleanup...", "", 2
+    )

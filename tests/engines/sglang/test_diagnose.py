@@ -135,5 +135,18 @@ def test_the_assignment_may_be_given() -> None:
     assert answer["blamed"] == ["--moe-dense-tp-size"]
 
 
+def test_a_server_that_works_does_not_fail_again() -> None:
+    log = RECORDINGS / "cases" / "perf_silent_nccl_fallback.log"
+    shown = servetune(str(log)).stdout.decode()
+    assert "the server works" in shown
+    assert "would fail again" not in shown
+    assert "3  custom all-reduce" in shown  # and not the flag that switches it off
+
+
+@pytest.mark.parametrize("raw", [bytes(range(128, 256)) * 50, b"one\ntwo\nthree\n"], ids=["binary", "text"])
+def test_what_is_no_log_of_a_server_is_called_so(raw: bytes) -> None:
+    assert b"this is no SGLang log" in servetune("-", stdin=raw).stdout
+
+
 def test_help_has_an_example() -> None:
     assert b"docker logs" in servetune("--help").stdout

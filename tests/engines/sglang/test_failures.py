@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engines.sglang.adversarial import CASES, Case
-from engines.sglang.composing import DRESSES, Log, plain
+from engines.sglang.composing import DRESSES, LOADING, OOM, Log, plain
 from engines.sglang.messages import MESSAGES, log_of
 
 from servetune.core.failure import Failure, Verdict
@@ -191,6 +191,71 @@ def test_an_empty_log_is_unknown() -> None:
     failure = read(b"").diagnose(None)
     assert failure.slug == "unknown"
     assert failure.evidence == ()
+
+
+def case_named(name: str) -> SglangLogReader:
+    return read(next(case for case in CASES if case.name == name).build(Log()).text().encode())
+
+
+@pytest.mark.parametrize(
+    "name", ["worked_and_was_started_again", "vanished_while_loading_and_was_started_again", "restarting_container"]
+)
+def test_the_last_launch_is_judged_alone(name: str) -> None:
+    """The second start of the weights is that of another server, not of a draft model."""
+    reader = case_named(name)
+    failure = reader.diagnose(None)
+    assert "draft" not in failure.message
+    assert not [one for one in failure.repairs if one.flag == "tp-size" and one.value == 16]
+    assert reader.report(failure)["timeline"][0]["line"] > 4
+
+
+def test_a_launch_is_not_blamed_for_flags_of_the_one_before() -> None:
+    log = Log().add("$ python3 -m sglang.launch_server --model-path /m --tp 2 --moe-runner-backend triton")
+    log.arguments(tp_size=2, moe_runner_backend="triton").start("ready")
+    log.add("$ python3 -m sglang.launch_server --model-path /m --tp 4")
+    log.arguments(tp_size=4).start("load")
+    assert dict(read(log.text().encode()).facts()["command"]) == {"model-path": "/m", "tp-size": 4}
+
+
+def test_nodes_that_start_together_are_one_server() -> None:
+    log = Log().arguments(tp_size=16, node_rank=0).start("dist", ("TP0", "TP1"))
+    log.arguments(tp_size=16, node_rank=1).start("ready", ("TP8", "TP9"))
+    reader = read(log.text().encode())
+    assert reader.facts()["timeline"][0]["line"] == 1
+
+
+def test_a_cut_launch_with_other_arguments_is_not_judged_by_a_dead_one() -> None:
+    log = next(case for case in CASES if case.name == "worked_and_was_started_again").build(Log())
+    log.arguments(tp_size=8, mem_fraction_static=0.79).start("load", ("TP0", "TP1"))
+    assert read(log.text().encode()).diagnose(None).slug == "unknown"
+
+
+def test_more_gpus_than_a_host_has_are_no_repair() -> None:
+    for tp, wanted in ((4, [8]), (8, [])):
+        log = Log().arguments(tp_size=tp, mem_fraction_static=0.9).start("load", ("TP0",))
+        log.raises("TP0", LOADING, OOM.format(mib="448.00", gpu=0)).dies()
+        repairs = read(log.text().encode()).diagnose(None).repairs
+        assert [one.value for one in repairs if one.flag == "tp-size"] == wanted
+
+
+def test_the_parent_says_whose_process_crashed() -> None:
+    reader = case_named("crash_in_native_code")
+    report = reader.report(reader.diagnose(None))
+    assert report["first_rank"] == "TP5"
+    assert "deepep.py" in report["evidence"][1]["text"]
+
+
+def test_retractions_that_are_frequent_are_told_from_rare_ones() -> None:
+    log = Log().arguments(tp_size=1, mem_fraction_static=0.8).start("ready").serve(2)
+    for _ in range(30):
+        log.add("KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_token_ratio: 0.4 -> 0.6", "", 50)
+    failure = read(log.serve(2).text().encode()).diagnose(None)
+    assert (failure.slug, failure.blamed) == ("perf_regression", ("mem-fraction-static",))
+
+
+def test_an_installation_teaches_nothing_about_flags() -> None:
+    reader = case_named("kernels_of_another_torch")
+    assert reader.diagnose(None).blamed == ()
 
 
 def test_secrets_are_not_evidence() -> None:

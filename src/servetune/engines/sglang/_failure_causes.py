@@ -57,7 +57,7 @@ def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
             yield cause
     for event in run.events:
         if not _survived_event(event, run):
-            yield _event_cause(event)
+            yield _event_cause(event, run)
 
 
 def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
@@ -124,7 +124,11 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
     )
 
 
-def _event_cause(event: Event) -> Cause:
+#: Signatures of a crash of native code: the frames of the crashed thread belong to them.
+_NATIVE = ("native_crash", "signal_exit", "autotune_crash_line")
+
+
+def _event_cause(event: Event, run: Run) -> Cause:
     signature = event.entry.signature
     match = signature.matches(event.text, "")
     return Cause(
@@ -132,7 +136,7 @@ def _event_cause(event: Event) -> Cause:
         line=event.number,
         line_text=event.text,
         text=event.text,
-        stack="",
+        stack=run.native.stack if signature.name in _NATIVE else "",
         groups=match.groupdict() if match else {},
         stamp_s=event.stamp_s,
         rank=event.rank,

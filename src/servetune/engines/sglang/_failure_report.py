@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from servetune.core.failure import Failure
@@ -10,6 +11,9 @@ from servetune.engines.sglang._failure_text import masked
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_phases import timeline
 from servetune.engines.sglang._log_run import Run
+
+#: The parent names the scheduler that ended.
+_ENDED = re.compile(r"Subprocess scheduler_(\d+)\b|Rank (\d+) scheduler (?:is dead|died)")
 
 
 def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]:
@@ -48,11 +52,17 @@ def first_rank(run: Run, failure: Failure) -> str | None:
         for line in lines:
             if known_ranks.get(line):
                 return known_ranks[line]
-    return None
+    ended = [match for _, text in run.deaths if (match := _ENDED.search(text))]
+    return f"TP{ended[0][1] or ended[0][2]}" if ended and _of_one_process(failure) else None
+
+
+def _of_one_process(failure: Failure) -> bool:
+    """Whether the failure is that of one process: the parent then says whose."""
+    return failure.slug in ("device_fault", "host_env")
 
 
 def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
-    """Options that the engine did not honour: `{flag, why, line, text}`, once per flag."""
+    """Options that the engine did not honour: `{flag, what, why, line, text}`, once per flag; `what` is off."""
     flags = LaunchFlags.of(run, assignment)
     found: dict[str, dict[str, Any]] = {}
     for number, text, notice, _ in run.notices:
@@ -60,15 +70,30 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
             if flags.asked_off(flag) or (notice.why == "override" and not flags.on(flag)):
                 continue
             found.setdefault(
-                flag, {"flag": flag, "why": notice.why, "line": number, "text": masked(text.strip()[:300])}
+                flag,
+                {
+                    "flag": flag,
+                    "what": what(flag),
+                    "why": notice.why,
+                    "line": number,
+                    "text": masked(text.strip()[:300]),
+                },
             )
     return list(found.values())
+
+
+def what(flag: str) -> str:
+    """The option as a person names it: `--disable-custom-all-reduce` switches "custom all-reduce" off."""
+    plain = flag.removeprefix("disable-")
+    if plain == flag:
+        return typed(flag)
+    return plain.replace("-", " ").replace("all reduce", "all-reduce")
 
 
 def warnings(run: Run, assignment: Assignment) -> list[str]:
     """Sentences that a reader of a report wants to see, each with its line."""
     lines = [
-        f"line {item['line']}: {item['flag']} is not in effect: {item['text']}"
+        f"line {item['line']}: {item['what']} is not in effect: {item['text']}"
         for item in not_in_effect(run, assignment)
     ]
     throughput = run.throughput

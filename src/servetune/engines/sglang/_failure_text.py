@@ -35,6 +35,8 @@ def evidence_of(cause: Cause, lead: tuple[int, str] | None, causes: Sequence[Cau
     lines.append((cause.line, cause.line_text))
     if cause.wrapper:
         lines.append(cause.wrapper)
+    if cause.trace is None and cause.stack:
+        lines.append(run.native.line)
     if cause.trace is not None and not cause.trace.fatal:  # logged once where it arose, once where the process died
         lines += [(one.line, one.line_text) for one in causes if one.line_text == cause.line_text][:2]
     if cause.entry.signature.all_ranks:

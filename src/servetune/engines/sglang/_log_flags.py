@@ -257,5 +257,15 @@ def _by_frames(stack: str, flags: LaunchFlags) -> list[str]:
     return []
 
 
+def accused_unseen(stack: str, flags: LaunchFlags) -> list[str]:
+    """Flags of the innermost telling frame that the log says nothing about: that code ran, so it was switched on."""
+    for frame in reversed(stack.split("\n")):
+        found = [flag for pattern, flag in FRAME_FLAGS if re.search(pattern, frame)]
+        if found:
+            unseen = [flag for flag in found if flag not in flags.asked and flag not in flags.effective]
+            return list(dict.fromkeys(unseen))[:1]
+    return []
+
+
 def _plausible(flag: str, flags: LaunchFlags) -> bool:
     return flags.on(flag) or flag == "disable-custom-all-reduce"

@@ -34,7 +34,13 @@ NOTICES: tuple[Notice, ...] = (
         "disable-custom-all-reduce",
         "hardware",
     ),
-    Notice(re.compile(r"Setup Custom allreduce failed"), ("disable-custom-all-reduce",), "internal", (_V2,)),
+    Notice(
+        re.compile(r"Setup Custom allreduce failed with .*(?:[Ss]ymm|rendezvous|_v2|V2)"),
+        ("disable-custom-all-reduce",),
+        "internal",
+        (_V2,),
+    ),
+    _notice(r"Setup Custom allreduce failed", "disable-custom-all-reduce", "internal"),
     _notice(r"[Cc]ustom ?[Aa]ll-?[Rr]educe is disabled", "disable-custom-all-reduce", "hardware"),
     _notice(r"^custom is not available on this device", "disable-custom-all-reduce", "hardware"),
     _notice(

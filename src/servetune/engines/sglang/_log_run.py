@@ -11,6 +11,7 @@ from servetune.core.space import Value
 from servetune.engines.sglang import _log_args, _log_notices, _log_phases
 from servetune.engines.sglang._failure_table import Entry, entries
 from servetune.engines.sglang._log_lines import Line, LineCleaner
+from servetune.engines.sglang._log_native import NativeStack
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_phases import Progress
 from servetune.engines.sglang._log_throughput import Throughput
@@ -61,12 +62,15 @@ class Run:
     last_answer_line: int = 0
     stamp_s: float = 0.0
     previous: Run | None = None  # the server that ran before in the same log
+    native: NativeStack = field(default_factory=NativeStack)
     _before: Line | None = None
+    _source: str = ""  # container that printed the arguments
+    _next: tuple[dict[str, Value], dict[str, str]] | None = None  # a command shown after this server's arguments
 
     @property
     def skims(self) -> bool:
         """Whether dull lines may be skipped: the start is under way and no traceback is open."""
-        return self.progress.markers > 0 and not self.tracebacks.is_open
+        return self.progress.markers > 0 and not self.tracebacks.is_open and not self.native.is_open
 
     def glance(self, line: Line) -> None:
         """Take only the time and the text of a line."""
@@ -80,6 +84,7 @@ class Run:
         """Take one clean line."""
         before = self._before
         self.glance(line)
+        self.native.take(line)
         if self.tracebacks.opens(line):
             self._traceback(line, before)
         elif not self.tracebacks.take(line):
@@ -101,7 +106,7 @@ class Run:
         if line.stamped and self.progress.phase is Phase.PARSE and "server_args=" not in text:
             self.progress.enter(Phase.VALIDATE, line)
         if _log_phases.take_marker(self.progress, line):
-            self._arguments(text)
+            self._arguments(line)
             return
         text = text[:MAX_READ_TEXT]
         _log_phases.take_version(self.progress, line)
@@ -125,14 +130,17 @@ class Run:
         if len(self.deaths) < EXPLAINING:
             self.deaths.append((line.number, line.text[:MAX_EVIDENCE_TEXT]))
 
-    def _arguments(self, text: str) -> None:
-        if "server_args=" in text:
-            self.effective.update(_log_args.parse_server_args(text))
+    def _arguments(self, line: Line) -> None:
+        if "server_args=" in line.text:
+            self._source = self._source if self.effective else line.source
+            self.effective.update(_log_args.parse_server_args(line.text))
 
     def _command(self, text: str) -> None:
         if "launch_server" in text or "sglang serve" in text or "sglang::launch" in text:
             shown = _log_args.parse_command(text)
-            if shown is not None and len(self.command) < KNOWN_FLAGS:
+            if shown is not None and self._over:
+                self._next = shown
+            elif shown is not None and len(self.command) < KNOWN_FLAGS:
                 self.command.update(shown[0])
                 self.env.update(shown[1])
         elif "export" in text and len(self.env) < KNOWN_FLAGS:
@@ -206,13 +214,44 @@ class Run:
         return max([self.stamp_s, *stamps]) or None
 
     def restarted_by(self, line: Line) -> bool:
-        """Whether `line` shows that a new server was started after this one had died (a container that restarts)."""
-        return "server_args=" in line.text and bool(self.effective) and self.decided
+        """Whether `line` shows that a new server was started after this one: it had died, was ready or asked to stop.
+
+        A server that is killed while it loads says nothing; the same container then starts on the same port again.
+        Replicas and the nodes of one server, which start together, print their arguments before anything is loaded.
+        """
+        if "server_args=" not in line.text or not self.effective:
+            return False
+        if self.decided:
+            return True
+        if line.rank or line.source != self._source:
+            return False
+        return self._over or (self._loading and self._same_place(line))
+
+    @property
+    def _over(self) -> bool:
+        return bool(self.effective) and bool(self.progress.ready or self.stop_line or self.decided)
+
+    @property
+    def _loading(self) -> bool:
+        return self.progress.phase is Phase.LOAD and bool(self.progress.before_load)
+
+    def _same_place(self, line: Line) -> bool:
+        new = _log_args.parse_server_args(line.text)
+        return all(new.get(flag) == self.effective.get(flag) for flag in ("host", "port", "node-rank"))
+
+    def repeats(self, other: Run) -> bool:
+        """Whether it was started with the arguments of `other`; the seed is drawn anew by each launch."""
+        drawn = ("random-seed", "nccl-port")
+        ours, theirs = (
+            {flag: value for flag, value in run.effective.items() if flag not in drawn} for run in (self, other)
+        )
+        return ours == theirs
 
     def successor(self) -> Run:
-        """State for the next server in the same log; what was known of the command is kept."""
+        """State for the next server in the same log; the command is kept unless another one was shown since."""
         self.previous = None
-        return Run(command=dict(self.command), env=dict(self.env), previous=self)
+        command, env = self._next or (self.command, {})
+        return Run(command=dict(command), env={**self.env, **env}, previous=self)
 
     @property
     def decided(self) -> bool:

@@ -15,6 +15,8 @@ from servetune.engines.sglang._repair_numbers import Draft, Numbers
 MARGIN = 0.01
 #: Above, nothing is left beside the pool on any GPU that we know of.
 HIGHEST_FRACTION = 0.97
+#: GPUs of the largest usual host; a log does not say how many there are.
+HOST_GPUS = 8
 SMALLEST_GRAPH_BATCH = 8
 SMALLEST_CHUNK = 1024
 
@@ -62,6 +64,8 @@ def _empty_window(draft: Draft, why: str) -> None:
 
 def _more_parallel(draft: Draft, why: str) -> None:
     tp = draft.current("tp-size") or 1
+    if tp * 2 * (draft.current("pp-size") or 1) > HOST_GPUS * (draft.current("nnodes") or 1):
+        return
     draft.add("tp-size", int(tp) * 2, f"{why}; twice the GPUs halve the weights on each")
 
 

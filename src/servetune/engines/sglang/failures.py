@@ -18,7 +18,7 @@ from servetune.core.space import Assignment
 from servetune.engines.sglang._failure_causes import VAGUE_ORDER, Cause, causes_of
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
-from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept, suspects
+from servetune.engines.sglang._log_flags import LaunchFlags, accused, accused_unseen, kept, suspects
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
@@ -27,6 +27,8 @@ from servetune.engines.sglang.repair import repairs_for
 #: Two ranks that fail within this time failed together: the one that is understood decides.
 TOGETHER_S = 1.0
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
+#: Retractions that are further apart than this, on average, are not held against a configuration.
+RARE_S = 300.0
 #: What the tuner saw itself (`hint`) when nothing moves.
 _SEEN = {
     "stall": "no new log line",
@@ -48,9 +50,10 @@ def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | No
 
 
 def _telling(run: Run) -> Run:
-    """The last server of the log; the one before when the last one had only begun to start."""
+    """The last server of the log; the one before when that died and the last one had only begun the same start."""
     begun = run.progress.ready or run.deaths or run.traces or run.events
-    return run if begun or run.previous is None else run.previous
+    loops = run.previous is not None and run.previous.decided and run.repeats(run.previous)
+    return run.previous if run.previous is not None and loops and not begun else run
 
 
 def _choose(causes: Sequence[Cause], run: Run) -> Cause | None:
@@ -122,6 +125,8 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], boo
         named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
         return list(dict.fromkeys(named))[:3], True
     found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
+    if not found and cause.trace is None:
+        found = accused_unseen(cause.stack, flags)
     if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:
         return found[:3], True
     found = suspects(cause.phase, flags)
@@ -192,7 +197,7 @@ def _table_failure(
     blamed = tuple(accused(text, "", flags) if signature.blame == "auto" else kept(signature.blame, flags)[:3])
     numbers = numbers_of(run, flags, "", {})
     draft = Draft(run, flags, numbers, text, {}, blamed, phase)
-    values = {"first_line": lines[0][1].strip()[:200] if lines else "", **values}
+    values = {"at_frame": "", "first_line": lines[0][1].strip()[:200] if lines else "", **values}
     return Failure(
         slug=found.owner.slug,
         phase=phase,
@@ -237,20 +242,26 @@ def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | N
         number, raw = throughput.first_decode
         lines = [(number, raw.decode("utf-8", "replace"))]
         return _table_failure("draft_never_accepted", run, flags, lines, Phase.SERVING, accept_length=accept)
-    if throughput.retractions:
+    if throughput.retractions and not _rare(throughput.retractions, run):
         lines = [(number, text) for number, text, _ in run.explaining.get("retraction", ())][:2]
         return _table_failure("retractions", run, flags, lines, Phase.SERVING, retractions=throughput.retractions)
     return _without_effect(run, flags)
 
 
+def _rare(retractions: int, run: Run) -> bool:
+    """Whether the pool was full so seldom that it costs nothing to speak of."""
+    serving = [step.stamp_s for step in run.progress.steps if step.phase is Phase.SERVING and step.stamp_s is not None]
+    return bool(serving) and run.end_s is not None and run.end_s - serving[0] >= RARE_S * retractions
+
+
 def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
     for number, text, notice, phase in run.notices:
-        if notice.why == "internal" or _asked_in_vain(notice, flags):
+        if _should_work(notice, flags) or _asked_in_vain(notice, flags):
             failure = _table_failure(
                 "option_without_effect", run, flags, [(number, text)], phase, notice=text.strip()[:200]
             )
             on = [flag for flag in notice.flags if flags.on(flag)]
-            blamed = [*(flag for flag, _ in notice.repair), *(on or notice.flags[:1])]
+            blamed = [*(flag for flag, _ in notice.repair), *(on or ([] if notice.repair else notice.flags[:1]))]
             steps = [Repair(flag=flag, value=value, reason="takes another path") for flag, value in notice.repair]
             drop = [
                 Repair(flag=flag, value=None, reason=f"leave out {flag}: it does nothing here")
@@ -259,6 +270,14 @@ def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
             ]
             return failure.model_copy(update={"blamed": tuple(blamed), "repairs": tuple([*steps, *drop])})
     return None
+
+
+def _should_work(notice: Notice, flags: LaunchFlags) -> bool:
+    """Whether a check of the engine's own failed and something helps, or what it switched off was switched on.
+
+    A default that the engine could not use, and said so, leaves a server that works as this node lets it.
+    """
+    return notice.why == "internal" and (bool(notice.repair) or any(flags.on(flag) for flag in notice.flags))
 
 
 def _asked_in_vain(notice: Notice, flags: LaunchFlags) -> bool:
@@ -294,7 +313,9 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
     elif code:
         message = f"the process ended with status {code} and its log does not say why"
     else:
-        message = f"the log ends in phase {phase.value} without an error: still starting, or ended from outside"
+        message = (
+            f"{_unlike(run)}the log ends in phase {phase.value} without an error: still starting, or ended from outside"
+        )
     return Failure(
         slug="unknown",
         phase=phase,
@@ -303,6 +324,12 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         evidence=tuple(as_evidence(lines)),
         confidence=0.2,
     )
+
+
+def _unlike(run: Run) -> str:
+    """A warning where nothing looks like SGLang."""
+    known = run.progress.steps or run.effective or run.command or run.stamp_s or run.usage_flags
+    return "" if known else "this is no SGLang log, no line looks like the server's: "
 
 
 def _interrupted(run: Run) -> bool:

@@ -193,6 +193,7 @@ class SglangLogReader:
             run, cleaner = copy.deepcopy(self._run), copy.deepcopy(self._cleaner)
             self._catch_up(run, cleaner)
             for line in cleaner.clean(self._number + 1, rest) if rest.strip() else ():
+                run = run.successor() if run.restarted_by(line) else run
                 run.take(line)
             self._finished = (self._fed_bytes, run)
         return self._finished[1]
