@@ -40,7 +40,7 @@ WORDS = shlex.split(
     --mem-fraction-static --context-length --max-running-requests --json-model-override-args {{}} []
     '{{"num_hidden_layers": "x"}}' --speculative-algorithm EAGLE --enable-dp-attention --attn-cp-size --quantization"""
 )
-KEYS = {"verdict", "violations", "effective", "no_effect", "changed", "memory"}
+KEYS = {"verdict", "violations", "effective", "no_effect", "changed", "memory", "notes"}
 
 
 def run(*words, status=0, stdin=None):
@@ -365,3 +365,96 @@ class TestPreflight:
         done = run(*rtx, *ask, "--json", "--", "--tp-size", "8")
         assert json.loads(done.stdout)["verdict"] == "ok"
         assert "could not judge a command" in done.stderr
+
+
+class TestVersionsWithoutATable:
+    @pytest.mark.parametrize(
+        ("version", "table", "side"),
+        [
+            ("0.4.0", "0.5.2", "older"),
+            ("0.5", "0.5.2", "older"),
+            ("0.5.99", "0.5.23", "newer"),
+            ("1.0.0", "0.5.23", "newer"),
+        ],
+    )
+    def test_the_table_that_answers_is_named(self, h200, version, table, side):
+        done = run(*h200, "--engine-version", version, "--json", "--", "--tp-size", "8")
+        (note,) = json.loads(done.stdout)["notes"]
+        assert note.startswith(f"SGLang {version} is not in the tables of flags: those of {table} answer")
+        assert f"a {side} release" in note
+        assert done.stderr == f"note: {note}\n"
+
+    @pytest.mark.parametrize(
+        "version", ["0.5.9", "v0.5.9", "0.5.10rc0", "0.5.10.post1", "0.5.9-cu126", "0.5.9+g1a2b.d3"]
+    )
+    def test_a_release_and_its_builds_need_no_note(self, h200, version):
+        done = run(*h200, "--engine-version", version, "--json", "--", "--tp-size", "8")
+        assert json.loads(done.stdout)["notes"] == []
+        assert done.stderr == ""
+
+    @pytest.mark.parametrize("version", ["0.5.9garbage", "0.5.x", "0.5.9.1.2", "abc", "", "0.5.", "9", "0.5.9-"])
+    def test_what_is_no_version_is_an_error(self, h200, version):
+        done = run(*h200, f"--engine-version={version}", "--", "--tp-size", "8", status=2)
+        assert repr(version) in str(done.exception)
+
+    def test_a_batch_is_told_once(self, h200):
+        done = run(*h200, "--engine-version", "1.0.0", "--batch", "-", stdin='["--tp-size", "8"]\n' * 3)
+        assert [len(json.loads(line)["notes"]) for line in done.stdout.splitlines()] == [1, 1, 1]
+        assert done.stderr.count("note:") == 1
+
+    def test_of_a_study_it_is_a_note_too(self, servetune):
+        study = servetune.write_study("s")
+        done = servetune("validate", study, "--engine-version", "0.5.99", "--sample", "3", "--json")
+        assert "those of 0.5.23 answer" in json.loads(done.stdout)["notes"][0]
+
+
+class TestHelpAndFiles:
+    @pytest.mark.parametrize("word", ["--help", "-h"])
+    def test_help_starts_no_server(self, h200, word):
+        found = judged(h200, f"--tp-size 8 {word}")
+        violation = found["violations"][0]
+        assert violation["message"] == f"{word} prints SGLang's flags and ends: no server starts"
+
+    def test_a_file_of_flags_is_not_read_and_said_to_be_so(self, h200):
+        found = judged(h200, "--tp-size 8 --config flags.yaml")
+        assert found["notes"] == [
+            "flags in the file of --config flags.yaml are not read: the judgement is without them"
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [("[]", "an array"), ("null", "null"), ("3", "a number"), ('"x"', "a string"), ("true", "true")],
+    )
+    def test_a_config_of_another_kind_is_named_in_json_words(self, h200, tmp_path, text, told):
+        path = tmp_path / "config.json"
+        path.write_text(text)
+        done = run(*h200[:2], "--model-config", path, "--", "--tp-size", "8", status=2)
+        assert str(done.exception) == f"{path}: a model's config.json holds one JSON object, got {told}"
+
+    @pytest.mark.parametrize(
+        ("text", "place"), [("{\n", "1:2"), ("{", "1:2"), ('{"a": 1,\n\n\n', "1:9"), ("\n{\r\n", "2:2")]
+    )
+    def test_what_is_missing_at_the_end_is_missed_on_the_last_line(self, h200, tmp_path, text, place):
+        path = tmp_path / "config.json"
+        path.write_bytes(text.encode())
+        done = run(*h200[:2], "--model-config", path, "--", "--tp-size", "8", status=2)
+        assert str(done.exception).startswith(f"{path}:{place}: not valid JSON")
+
+    def test_the_same_in_yaml(self, tmp_path):
+        path = tmp_path / "node.yaml"
+        path.write_text("a: [\n")
+        done = run("--node-facts", path, "--model-config", QWEN, "--", "--tp-size", "8", status=2)
+        assert str(done.exception).startswith(f"{path}:1:5: not valid YAML")
+
+    def test_an_empty_config_is_called_empty(self, h200, tmp_path):
+        path = tmp_path / "config.json"
+        path.write_text("\n")
+        done = run(*h200[:2], "--model-config", path, "--", "--tp-size", "8", status=2)
+        assert str(done.exception) == f"{path}: the file is empty; write one JSON object"
+
+    def test_a_batch_without_commands_says_so(self, h200, tmp_path):
+        path = tmp_path / "commands.jsonl"
+        path.write_text("\n")
+        done = run(*h200, "--batch", path)
+        assert (done.stdout, done.stderr) == ("", f"note: {path}: there are no commands in it\n")
+        assert run(*h200, "--batch", "-", stdin="").stderr == "note: standard input: there are no commands in it\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from servetune.cli._validation import Setting, StandIns, check_version_known, setting
+from servetune.cli._validation import Setting, StandIns, check_version_known, setting, version_notes
 from servetune.core.errors import UsageError
 from servetune.core.judgement import Judgement
 from servetune.settings import load_commands, read_commands
@@ -32,6 +32,8 @@ class Asked:
         """Engine and facts. Raises SpecError."""
         against = setting(self.study, self.stand_ins)
         check_version_known(against)
+        for note in version_notes(against):
+            click.echo(f"note: {note}", err=True)
         return against
 
 
@@ -50,6 +52,8 @@ def validate_batch(asked: Asked, batch: str) -> None:
     """Judge each line. Output is one JSON judgement a line, in the order of the input."""
     against = asked.setting()
     commands = read_commands(_standard_input(), "standard input") if batch == "-" else load_commands(Path(batch))
+    if not commands:
+        click.echo(f"note: {'standard input' if batch == '-' else batch}: there are no commands in it", err=True)
     gc.disable()  # thousands of small results that all go at the end
     with _judge_of(against, asked) as judge:
         for arguments in commands:
@@ -99,6 +103,8 @@ def said(found: Judgement, against: Setting) -> Iterator[str]:
         yield f"changed: --{change.flag} {_shown(change.before)} becomes {_shown(change.after)}: {change.reason}"
     for idle in found.no_effect:
         yield f"no effect: --{idle.flag}: {idle.reason}"
+    for note in (note for note in found.notes if note not in version_notes(against)):
+        yield f"note: {note}"
     yield f"effective: {' '.join(_flag(name, value) for name, value in found.effective.items())}"
     yield from memory_lines(found.memory)
 

@@ -13,7 +13,7 @@ import click
 
 from servetune import plugins
 from servetune.cli._options import console
-from servetune.cli._validation import Setting, StandIns, fitted, setting
+from servetune.cli._validation import Setting, StandIns, fitted, setting, version_notes
 from servetune.core.engine import Violation
 from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
 from servetune.core.study import StudySpec
@@ -67,7 +67,7 @@ def survey(spec: StudySpec, against: Setting, sample: int) -> dict[str, Any]:
         "rejected": dict(reasons.most_common()),
         "baseline": [v.model_dump(mode="json") for v in engine.check({**space.fixed, **spec.baseline}, facts)],
         "memory": [] if tell is None else tell(drawn, facts),
-        "notes": [*notes, *remarks(spec)],
+        "notes": [*version_notes(against), *notes, *remarks(spec)],
         "engine_version": facts.engine_version,
         "simulated": facts.simulated,
     }

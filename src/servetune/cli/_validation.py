@@ -69,6 +69,13 @@ def check_version_known(against: Setting) -> None:
         )
 
 
+def version_notes(against: Setting) -> Sequence[str]:
+    """What the engine has to say of the version it is asked about, such as that another release answers for it."""
+    notes = getattr(against.engine, "version_notes", None)
+    found: Sequence[str] = () if notes is None else notes(against.facts)
+    return found
+
+
 def _choice(spec: StudySpec | None, facts: NodeFacts, version: str | None) -> EngineChoice:
     """--engine-version before the version of described facts, and that before the study's."""
     choice = EngineChoice(name=facts.engine_name or "sglang", model="") if spec is None else spec.engine

@@ -35,7 +35,8 @@ class Judgement(Frozen):
 
     `effective`: what the engine makes of it, flags without effect dropped: two commands with the same are one trial.
     `memory`: the forecast of one GPU in GiB; `known_from` None with a `reason` where there is none. A fraction that
-    cannot work refuses only a command that names it; else `memory["problems"]` holds the finding.
+    cannot work refuses only a command that names it; else `memory["problems"]` holds the finding. `notes`: what the
+    judgement rests on, where that is not plain: another release's table, for instance.
     """
 
     verdict: Literal["ok", "refused"]
@@ -44,6 +45,7 @@ class Judgement(Frozen):
     no_effect: tuple[NoEffect, ...] = ()
     changed: tuple[Changed, ...] = ()
     memory: Mapping[str, Any] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class JudgesCommands(Protocol):

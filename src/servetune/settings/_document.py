@@ -122,7 +122,7 @@ def parse_document(text: str, name: str) -> Node:
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        raise SpecError(_yaml_problem(name, error)) from error
+        raise SpecError(_yaml_problem(name, error, text)) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SpecError(f"{name}:{line}: character {error.character!r} is not allowed in YAML; remove it") from error
@@ -174,9 +174,20 @@ def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
         raise SpecError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; save the file with that encoding") from error
 
 
-def _yaml_problem(name: str, error: yaml.MarkedYAMLError) -> str:
+def place_within(text: str, line: int, column: int) -> tuple[int, int]:
+    """Line and column (from 1) of a parser's complaint; what it misses past the end is missed on the last line."""
+    lines = text.split("\n")
+    while len(lines) > 1 and not lines[-1].strip():
+        lines.pop()
+    return (line, column) if line <= len(lines) else (len(lines), len(lines[-1].rstrip("\r")) + 1)
+
+
+def _yaml_problem(name: str, error: yaml.MarkedYAMLError, source: str) -> str:
     mark = error.problem_mark or error.context_mark
-    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+    place = name
+    if mark:
+        line, column = place_within(source, mark.line + 1, mark.column + 1)
+        place = f"{name}:{line}:{column}"
     text = ", ".join(part for part in (error.context, error.problem) if part)
     if isinstance(error, _TooDeep):
         return f"{place}: nested too deeply; at most {MAX_DEPTH} levels are read"

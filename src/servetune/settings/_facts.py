@@ -14,13 +14,14 @@ from servetune import plugins
 from servetune.core.errors import SpecError
 from servetune.core.node import NodeFacts
 from servetune.core.space import Frozen
-from servetune.settings._document import Node, node_of, parse_document, read_text
+from servetune.settings._document import Node, node_of, parse_document, place_within, read_text
 from servetune.settings._problems import Problems, one_of
 from servetune.settings._sections import section
 
 #: Lists of unquantized modules make a config.json long; a batch holds thousands of commands.
 _CONFIG_BYTES, BATCH_BYTES = 1 << 24, 1 << 28
-_VERSION = r"v?\d+\.\d+[A-Za-z0-9.+_-]*"
+#: A release as PEP 440 writes it, with what images and local builds put behind it (`0.5.9-cu126`, `0.5.9+g1a2b3c`).
+_VERSION = r"v?\d+\.\d+(\.\d+)?((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?([+-][A-Za-z0-9]+([._-][A-Za-z0-9]+)*)?"
 
 
 class _Engine(Frozen):
@@ -95,7 +96,7 @@ def load_model_config(path: Path) -> Mapping[str, Any]:
     """A model's config.json as a mapping. Raises SpecError with file and line when it is none."""
     loaded = _json(read_text(path, _CONFIG_BYTES), path)
     if not isinstance(loaded, dict):
-        raise SpecError(f"{path}: a model's config.json holds one JSON object, got {type(loaded).__name__}")
+        raise SpecError(f"{path}: a model's config.json holds one JSON object, got {_json_kind(loaded)}")
     if not (loaded.get("architectures") or loaded.get("model_type")):
         raise SpecError(f"{path}: this is no model's config.json: neither 'architectures' nor 'model_type' is in it")
     return loaded
@@ -142,9 +143,21 @@ def _document(path: Path) -> Node:
 
 
 def _json(text: str, path: Path) -> Any:
+    if not text.strip():
+        raise SpecError(f"{path}: the file is empty; write one JSON object")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+        line, column = place_within(text, error.lineno, error.colno)
+        raise SpecError(f"{path}:{line}:{column}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise SpecError(f"{path}: nested too deeply") from error
+
+
+def _json_kind(value: object) -> str:
+    """A JSON value's kind in JSON's own words."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else "a string" if isinstance(value, str) else "a number"

@@ -13,7 +13,7 @@ from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
 from servetune.core.preflight import Converse
 from servetune.core.space import Assignment, Frozen, SearchSpace, Value, same_value
 from servetune.engines.sglang import rules
-from servetune.engines.sglang._judging import judged
+from servetune.engines.sglang._judging import judged, version_notes
 from servetune.engines.sglang._memory_layouts import layouts
 from servetune.engines.sglang._model_files import model_config
 from servetune.engines.sglang._resolve import resolved
@@ -113,6 +113,11 @@ class SglangEngine:
             raise SpecError("SGLang's version is not known: name it with --engine-version, or in the node facts")
         env = {name: value for name, value in self._choice.env.items() if isinstance(value, str)}
         return judged(argv, env, facts, capabilities, self._config(facts), self._calibration)
+
+    def version_notes(self, facts: NodeFacts) -> Sequence[str]:
+        """That another release answers for the node's version, in a sentence; empty where there is nothing to say."""
+        capabilities = self.capabilities(facts)
+        return () if capabilities is None else version_notes(capabilities)
 
     def preflight(self, converse: Converse, facts: NodeFacts, described: bool = False) -> SglangPreflight:
         """See `core.preflight.OffersPreflight`. `described`: the facts are not those of the machine that answers."""

@@ -13,7 +13,7 @@ from servetune.core.judgement import Changed, Judgement, NoEffect
 from servetune.core.node import NodeFacts
 from servetune.core.space import Assignment, Value
 from servetune.engines.sglang import rules
-from servetune.engines.sglang.capabilities import Capabilities, violations
+from servetune.engines.sglang.capabilities import Capabilities, version_key, violations
 from servetune.engines.sglang.flags import parse_argv
 from servetune.engines.sglang.memory import Calibration, MemoryForecast, forecast_of, memory_violations
 from servetune.engines.sglang.model_config import model_facts
@@ -57,7 +57,27 @@ def judged(
             for c in made.effective.changed
         ),
         memory=memory_report(memory, memory_violations(memory, flags, named_only=False), facts, config),
+        notes=(*version_notes(capabilities), *_unread(flags)),
     )
+
+
+def version_notes(capabilities: Capabilities) -> tuple[str, ...]:
+    """That another release's table of flags answers for this version; empty where the version has its own."""
+    version, table = capabilities.version, capabilities.table
+    if not table or version_key(version) == version_key(table):
+        return ()
+    side = "newer" if version_key(version) > version_key(table) else "older"
+    return (
+        f"SGLang {version} is not in the tables of flags: those of {table} answer for it; "
+        f"a {side} release may take other flags and check them otherwise",
+    )
+
+
+def _unread(flags: Assignment) -> tuple[str, ...]:
+    """What a command takes from places that are not read here."""
+    if "config" not in flags:
+        return ()
+    return (f"flags in the file of --config {flags['config']} are not read: the judgement is without them",)
 
 
 def _effective(made: rules.Effective, flags: Assignment, told: Assignment) -> dict[str, Value]:

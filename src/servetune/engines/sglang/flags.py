@@ -79,6 +79,10 @@ def parse_argv(argv: Sequence[str], capabilities: Capabilities) -> tuple[dict[st
     words = list(_without_program(argv, found))
     while words:
         word = words.pop(0)
+        if word in ("-h", "--help"):
+            text = f"{word} prints SGLang's flags and ends: no server starts"
+            problems.append(violation_of("no-launch", "help", text, capabilities))
+            continue
         if not _is_flag(word):
             text = f"{word!r} belongs to no flag: a switch takes no value, and SGLang takes no positional words"
             problems.append(violation_of("stray-word", word, text, capabilities))

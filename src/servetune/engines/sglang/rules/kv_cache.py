@@ -133,7 +133,7 @@ def page_divided_by(s: State) -> Effects:
 @rule("kv_cache.page_at_least_one", Stage.RUNTIME, layer="runtime", source="the checks accept it; mem_cache/allocator")
 def page_at_least_one(s: State) -> Effects:
     """No cache has pages of less than one token."""
-    if isinstance(s.page_size, int) and s.page_size < 1:
+    if isinstance(s.page_size, int | float) and s.page_size < 1:
         yield Refuse(f"--page-size is {s.page_size}; it is at least 1", ("page_size",), ("1",))
 
 

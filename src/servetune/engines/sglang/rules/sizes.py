@@ -14,7 +14,7 @@ _SIZES = (
 def below_one(s: State) -> list[str]:
     """Fields that hold a size below 1."""
     values = s.__dict__
-    return [name for name in _SIZES if isinstance(values[name], int) and values[name] < 1]
+    return [name for name in _SIZES if isinstance(values[name], int | float) and values[name] < 1]
 
 
 @rule(
