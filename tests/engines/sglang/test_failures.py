@@ -253,6 +253,32 @@ def test_retractions_that_are_frequent_are_told_from_rare_ones() -> None:
     assert (failure.slug, failure.blamed) == ("perf_regression", ("mem-fraction-static",))
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "[Mon Mar  2 10:01:01 2026] Memory cgroup out of memory: Killed process 4211 (sglang::schedul)",
+        "Mar  2 10:01:01 node7 kernel: [91231.300] Memory cgroup out of memory: Killed process 4211 (sglang::schedul)",
+        "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=-997",
+        "command terminated with exit code 137",
+        "sglang-1 exited with code 137",
+        "      Reason:       OOMKilled",
+    ],
+)
+def test_the_kernel_kills_in_many_words(end: str) -> None:
+    log = Log().arguments(tp_size=8).start("load", ("TP0", "TP1"))
+    log.raises(None, ("/x/sglang/launch_server.py:<module>> run_server(server_args)",), "EOFError", header="")
+    log.lines[-1] = end  # no blank line after the traceback
+    failure = read(log.text().encode()).diagnose(None)
+    assert (failure.slug, failure.verdict) == ("host_env", Verdict.RETRY)
+    assert failure.evidence[0].text == end.strip()[-len(failure.evidence[0].text) :]
+
+
+@pytest.mark.parametrize("text", ["bash: line 1: python3: command not found", "/bin/sh: 1: sglang: not found"])
+def test_a_command_that_does_not_exist_stops(text: str) -> None:
+    failure = read(text.encode()).diagnose(None)
+    assert (failure.slug, failure.verdict, failure.deterministic) == ("host_env", Verdict.STOP, True)
+
+
 def test_an_installation_teaches_nothing_about_flags() -> None:
     reader = case_named("kernels_of_another_torch")
     assert reader.diagnose(None).blamed == ()

@@ -90,10 +90,16 @@ def what(flag: str) -> str:
     return plain.replace("-", " ").replace("all reduce", "all-reduce")
 
 
+def _said(item: dict[str, Any]) -> str:
+    """The flag, by which others find the sentence; one that switches off is said the other way round."""
+    name: str = item["what"] if item["flag"].startswith("disable-") else item["flag"]
+    return name
+
+
 def warnings(run: Run, assignment: Assignment) -> list[str]:
     """Sentences that a reader of a report wants to see, each with its line."""
     lines = [
-        f"line {item['line']}: {item['what']} is not in effect: {item['text']}"
+        f"line {item['line']}: {_said(item)} is not in effect: {item['text']}"
         for item in not_in_effect(run, assignment)
     ]
     throughput = run.throughput

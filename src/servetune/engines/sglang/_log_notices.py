@@ -93,7 +93,8 @@ DEATH = re.compile(
     r"|Initialization failed|Exit code: -?\d|taking the entire process down|server exited early"
     r"|kill_process_tree called: .*include_parent=True|[Ww]atchdog timeout \(.*soft=False"
     r"|Watchdog timeout \(self\.watchdog_timeout=[\d.]+\)|Error while finding module specification for '?sglang"
-    r"|python[\d.]*: No module named '?sglang|\bsglang: (?:command )?not found|exec: \"?sglang\"?: executable file not"
+    r"|python[\d.]*: No module named '?sglang"
+    r"|\b(?:python[\d.]*|sglang): (?:command )?not found|exec: \"?sglang\"?: executable file not"
 )
 #: Somebody asked the server to stop: what follows is its shutdown.
 STOP = re.compile(
@@ -106,7 +107,7 @@ ALARM = re.compile(
     r"|not support|not avail|unavail|cannot|unable|denied|refus|watchdog|\b503\b|\b429\b|crash|exit ?code"
     r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate"
     r"|disconnect|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc"
-    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never |no module|not found"
+    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never |no module|: not found|command not found|exited with"
 )
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
@@ -213,7 +214,8 @@ TELLING = (
     b"stuck",
     b"never ",
     b"no module",
-    b"not found",
+    b": not found",
+    b"command not found",
 )
 NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
 ASSERTION_LINE = re.compile(r"Assertion [`'\"].*[`'\"]? ?failed|: block: \[\d+,\d+,\d+\], thread:")

@@ -35,8 +35,9 @@ _ADVICE = (
 #: What others write into the same file: the shell, the kernel (`[91231.221] oom-kill:…`), Slurm.
 _NOT_A_MESSAGE = re.compile(
     r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited"
-    r"|\[ *\d+\.\d+\] |oom-kill:|(?:Memory cgroup o|O)ut of memory: Killed|\S+ invoked oom-killer"
-    r"|kernel: |srun: |slurmstepd: )"
+    r"|\[(?: *\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] "
+    r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Killed|\S+ invoked oom-killer"
+    r"|kernel: |srun: |slurmstepd: |.*\bOOMKilled\b|command terminated with exit code|\S+ exited with code )"
 )
 #: "… hit an exception" headers: after one of these the process is dying, whatever follows.
 _FATAL_HEADER = re.compile(
