@@ -107,7 +107,8 @@ ALARM = re.compile(
     r"|not support|not avail|unavail|cannot|unable|denied|refus|watchdog|\b503\b|\b429\b|crash|exit ?code"
     r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate"
     r"|disconnect|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc"
-    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never |no module|: not found|command not found|exited with"
+    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never "
+    r"|no module|: not found|command not found|exited with"
 )
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
