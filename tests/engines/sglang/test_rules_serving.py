@@ -90,6 +90,11 @@ class TestContextParallelism:
         assert (found["attn_cp_size"], found["moe_dense_tp_size"]) == (1, 1)
         assert found["mem_fraction_static"] == pytest.approx(0.897)
 
+    def test_it_ends_at_one_machine(self):
+        flags = {"tp_size": 4, "enable_nsa_prefill_context_parallel": True}
+        assert refused("0.5.9", H200, "glm-5", **flags) == ["model.dsa_context_parallel"]
+        assert refused("0.5.13", H200, "glm-5", **flags) == []
+
 
 class TestHostTier:
     @pytest.mark.parametrize("version", ["0.5.9", "0.5.13", "0.5.23"])
@@ -129,6 +134,13 @@ class TestHostTier:
         found = resolved("0.5.23", B200, "qwen3-next-80b-a3b", tp_size=8, **flags)
         assert found["mamba_radix_cache_strategy"] == "extra_buffer"
 
+    @pytest.mark.parametrize("version", ["0.5.9", "0.5.13", "0.5.23"])
+    def test_their_interval_may_be_named(self, version):
+        flags = {"mamba_scheduler_strategy": "extra_buffer", "page_size": 64, "tp_size": 8}
+        rules = {"hybrid.without_buffer", "hybrid.state_cache"}
+        assert rules.intersection(refused(version, H200, "qwen3-next-80b-a3b", mamba_track_interval=96, **flags))
+        assert not rules.intersection(refused(version, H200, "qwen3-next-80b-a3b", mamba_track_interval=64, **flags))
+
     @pytest.mark.parametrize(("page", "refuses"), [(7, True), (64, False)])
     def test_snapshots_of_states_fall_on_pages(self, page, refuses):
         flags = {"mamba_scheduler_strategy": "extra_buffer", "page_size": page}
@@ -145,6 +157,10 @@ class TestPagesOfNothing:
     def test_the_prefill_chunk_is_divided_by_them_elsewhere(self, version):
         found = refused(version, RTX_PRO, "qwen3-30b-a3b", tp_size=8, page_size=0)
         assert "kv_cache.page_divided_by" in found
+
+    def test_snapshots_of_states_are_divided_by_them(self):
+        flags = {"page_size": 0, "mamba_scheduler_strategy": "extra_buffer"}
+        assert "hybrid.without_buffer" in refused("0.5.13", B200, "qwen3-next-80b-a3b", tp_size=8, **flags)
 
     def test_without_a_chunk_nothing_divides_and_no_server_runs(self):
         found = judged("0.5.23", RTX_PRO, "qwen3-30b-a3b", tp_size=8, page_size=0, chunked_prefill_size=-1)
@@ -168,6 +184,13 @@ AROUND = [
     ("serving.port_with_grpc", {"port": 60000}, {"port": 55535}, {"0.5.13"}),
     ("serving.port", {"port": 99999}, {"port": 65535}, {"0.5.9", "0.5.23"}),
     ("serving.model_override", {"json_model_override_args": "{bad"}, {}, {"0.5.9", "0.5.13", "0.5.23"}),
+    (
+        "serving.model_override",
+        {"json_model_override_args": "3"},
+        {"json_model_override_args": "[]"},
+        {"0.5.9", "0.5.13", "0.5.23"},
+    ),
+    ("speculative.dflash_draft", {"speculative_algorithm": "dflash"}, {}, {"0.5.13", "0.5.23"}),
     ("serving.mm_process_config", {"mm_process_config": "[1]"}, {"mm_process_config": "{}"}, {"0.5.13", "0.5.23"}),
     ("serving.mm_process_config", {"mm_process_config": '{"image": 1}'}, {}, {"0.5.13", "0.5.23"}),
     (
@@ -181,6 +204,10 @@ AROUND = [
 
 
 class TestAroundTheEngine:
+    @pytest.mark.parametrize(("written", "meant"), [("qwen25", "qwen"), ("glm45", "glm"), ("kimi_k2", "kimi_k2")])
+    def test_old_names_of_parsers(self, written, meant):
+        assert resolved("0.5.23", B200, "qwen3-30b-a3b", tool_call_parser=written)["tool_call_parser"] == meant
+
     @pytest.mark.parametrize(("rule", "wrong", "right", "versions"), AROUND)
     def test_what_the_checks_refuse(self, rule, wrong, right, versions):
         for version in versions:

@@ -44,7 +44,9 @@ def without_buffer(s: State) -> Effects:
             )
         return
     if _buffered(s):
-        if s.version >= (0, 5, 10):
+        if s.page_size == 0:
+            yield Refuse("--page-size is 0: the interval of state snapshots is divided by it", ("page_size",), ("1",))
+        if s.version >= (0, 5, 9):
             yield from _whole_pages(s)
         return
     if s.version >= (0, 5, 11) and s.page_size not in (None, 1):

@@ -19,6 +19,14 @@ def sampling_default(s: State) -> Effects:
         )
 
 
+@rule("misc.tool_call_parser_names", Stage.EARLY, since="0.5.4", source="server_args.py:_handle_deprecated_args")
+def tool_call_parser_names(s: State) -> Effects:
+    """Old names of tool-call parsers mean the new ones."""
+    name = {"qwen25": "qwen", "glm45": "glm"}.get(str(s.user.get("tool_call_parser")))
+    if name is not None:
+        yield Fill("tool_call_parser", name)
+
+
 @rule("misc.context_length", Stage.MODEL_CONFIG, source="configs/model_config.py:_derive_context_length")
 def context_length(s: State) -> Effects:
     """A context longer than the model's needs SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1."""

@@ -80,6 +80,8 @@ def dsa_context_parallel(s: State) -> Effects:
     """Context parallelism of sparse attention spreads the prefill over the ranks of one attention group."""
     if not s.model.dsa or not asks_dsa_context_parallel(s):
         return
+    if s.tp_size > 8 or (s.version < (0, 5, 12) and s.tp_size != 8):
+        yield Refuse("context parallelism of sparse attention takes --tp-size 8", ("tp_size",), ("--tp-size 8",))
     reason = "--enable-nsa-prefill-context-parallel"
     yield Assign("enable_dp_attention", True, reason)
     yield Assign("moe_dense_tp_size", 1, reason)
@@ -91,7 +93,7 @@ def dsa_context_parallel(s: State) -> Effects:
             yield Assign("kv_cache_dtype", "bf16", reason)
     elif s.dp_size != 1:
         yield Refuse("context parallelism by round-robin split takes --dp-size 1", ("dp_size",), ("--dp-size 1",))
-    if s.version >= (0, 5, 13):
+    if s.version >= (0, 5, 10):
         yield Assign("attn_cp_size", s.tp_size // max(1, s.dp_size), reason)
 
 

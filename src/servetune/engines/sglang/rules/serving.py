@@ -109,14 +109,17 @@ def pdmux(s: State) -> Effects:
 
 @rule("serving.model_override", Stage.MODEL_CONFIG, source="configs/model_config.py (json.loads of the override)")
 def model_override(s: State) -> Effects:
-    """What replaces entries of the model's config is JSON."""
+    """What replaces entries of the model's config is a JSON object."""
     text = s.user.get("json_model_override_args")
     if not isinstance(text, str):
         return
     try:
-        json.loads(text)
+        given = json.loads(text)
+        wrong = f"got {text[:80]}" if given and not isinstance(given, dict) else None  # what is empty changes nothing
     except (ValueError, RecursionError) as error:
-        yield Refuse(f"--json-model-override-args is no JSON: {error}", ("json_model_override_args",), ("{}",))
+        wrong = str(error)
+    if wrong is not None:
+        yield Refuse(f"--json-model-override-args is no JSON object: {wrong}", ("json_model_override_args",), ("{}",))
 
 
 @rule(

@@ -59,6 +59,17 @@ def known_algorithm(s: State) -> Effects:
         )
 
 
+@rule("speculative.dflash_draft", Stage.SPECULATIVE, since="0.5.11", source="speculative_hook.py (DFLASH)")
+def dflash_draft(s: State) -> Effects:
+    """DFLASH has no draft of its own."""
+    if s.speculative_algorithm == "DFLASH" and s.speculative_draft_model_path is None:
+        yield Refuse(
+            "DFLASH speculation needs --speculative-draft-model-path",
+            ("speculative_algorithm", "speculative_draft_model_path"),
+            ("name --speculative-draft-model-path",),
+        )
+
+
 @rule("speculative.limits_running_requests", Stage.SPECULATIVE, source=SOURCE)
 def limits_running_requests(s: State) -> Effects:
     """Speculative decoding caps running requests at 48 unless --max-running-requests is given."""
