@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,18 +139,11 @@ def _explained(target: Target) -> Iterator[None]:
 
 def _authenticate(transport: paramiko.Transport, target: Target, secrets: Secrets) -> None:
     """Keys of the files, then of the agent, then the password. Raises the last refusal, or why none could be tried."""
-    refused: paramiko.AuthenticationException | None = None
     locked: list[str] = []
-    agent = _agent_keys() if target.use_agent else []
-    tried: set[bytes] = set()
-    for key in [*_file_keys(target, secrets, agent, locked), *agent]:
-        if key.asbytes() not in tried:
-            tried.add(key.asbytes())
-            try:
-                if not transport.auth_publickey(target.user, key):
-                    return
-            except paramiko.AuthenticationException as error:
-                refused = error
+    with _agent_keys(target.use_agent) as agent:
+        let_in, refused = _try_keys(transport, target.user, [*_file_keys(target, secrets, agent, locked), *agent])
+    if let_in:
+        return
     if secrets.password is not None:
         transport.auth_password(target.user, secrets.password)
         return
@@ -165,11 +158,37 @@ def _authenticate(transport: paramiko.Transport, target: Target, secrets: Secret
     raise paramiko.AuthenticationException(f"there is no key to offer (none of {files}, and no agent)")
 
 
-def _agent_keys() -> list[paramiko.PKey]:
+def _try_keys(
+    transport: paramiko.Transport, user: str, keys: Sequence[paramiko.PKey]
+) -> tuple[bool, paramiko.AuthenticationException | None]:
+    """(Whether one of them was enough, the last refusal)."""
+    refused: paramiko.AuthenticationException | None = None
+    tried: set[bytes] = set()
+    for key in keys:
+        if key.asbytes() in tried:
+            continue
+        tried.add(key.asbytes())
+        try:
+            if not transport.auth_publickey(user, key):
+                return True, None
+        except paramiko.AuthenticationException as error:
+            refused = error
+    return False, refused
+
+
+@contextlib.contextmanager
+def _agent_keys(wanted: bool) -> Iterator[list[paramiko.PKey]]:
+    """The agent's keys while it lasts: they sign through its socket, which is closed afterwards."""
     try:
-        return list(paramiko.Agent().get_keys())
+        agent = paramiko.Agent() if wanted else None
+        keys: list[paramiko.PKey] = [] if agent is None else list(agent.get_keys())
     except (paramiko.SSHException, OSError):
-        return []
+        agent, keys = None, []
+    try:
+        yield keys
+    finally:
+        if agent is not None:
+            agent.close()
 
 
 def _file_keys(
