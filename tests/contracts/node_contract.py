@@ -157,11 +157,11 @@ class NodeContract:
         assert carriers(bench.study) == []
 
     def test_log_grows_and_is_read_by_offset(self, bench: Bench, tmp_path: Path) -> None:
-        lines = [f"line {number} ünïcode\n".encode() for number in range(20)]
+        lines = [f"line {number} ünïcode\n".encode() for number in range(60)]
         (tmp_path / "given.log").write_bytes(b"".join(lines))
-        process = bench.start("--log", tmp_path / "given.log", "--line-delay-s", 0.02)
+        process = bench.start("--log", tmp_path / "given.log", "--line-delay-s", 0.05)
         until(lambda: lines[3] in log_of(process))
-        early = log_of(process)
+        early = log_of(process)  # three seconds in all: a slow look at a far node still comes before the end
         assert lines[-1] not in early
         until(lambda: lines[-1] in log_of(process))
         whole = log_of(process)
