@@ -11,17 +11,17 @@ GPUs.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cpu_time import timed_ms
 from engine_verdicts import INSTALLED, MODEL_CONFIGS, PYTHON, RELEASES, model_config, presented, sampled
 from sampled_configurations import argv
 
@@ -57,21 +57,7 @@ def layers(version: str, count: int) -> None:
 
     named = {"capabilities": capability, "rules": rules, "memory": memory, "layers 1 to 3": together}
     for title, call in named.items():
-        _row(f"{version} {title}", _timed_ms(call, todo), "CPU ms")
-
-
-def _timed_ms(call: Callable[[Any, Any], None], todo: Sequence[tuple[Any, Any]]) -> list[float]:
-    for assignment, config in todo[:50]:
-        call(assignment, config)
-    gc.collect()
-    gc.disable()  # objects of this benchmark, not of the checks
-    took_ms = []
-    for assignment, config in todo:
-        begin = time.thread_time_ns()
-        call(assignment, config)
-        took_ms.append((time.thread_time_ns() - begin) / 1e6)
-    gc.enable()
-    return took_ms
+        _row(f"{version} {title}", timed_ms(call, todo), "CPU ms")
 
 
 def batch(version: str, count: int) -> None:

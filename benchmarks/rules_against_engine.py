@@ -12,16 +12,15 @@ refusals: the engine's checks accept those configurations and the server dies, o
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpu_time import timed_ms
 from engine_verdicts import FIELDS, GPU, ROOT, Presented, model_config, presented, sampled, stored, verdicts
 
 from servetune.engines.sglang.capabilities import capabilities_of
@@ -155,16 +154,7 @@ def speed(versions: Sequence[str], count: int) -> None:
 
 
 def _timed(title: str, call: Callable[[Any, Any], None], todo: Sequence[tuple[Any, Any]]) -> None:
-    for assignment, config in todo[:50]:
-        call(assignment, config)
-    gc.collect()
-    gc.disable()  # objects of this benchmark, not of the checks
-    took_ms = []
-    for assignment, config in todo:
-        begin = time.thread_time_ns()
-        call(assignment, config)
-        took_ms.append((time.thread_time_ns() - begin) / 1e6)
-    gc.enable()
+    took_ms = timed_ms(call, todo)
     p99 = statistics.quantiles(took_ms, n=100)[98]
     print(f"{title:24}{statistics.median(took_ms):10.3f}{p99:10.3f}{sum(took_ms) / len(took_ms):14.3f}")
 

@@ -39,6 +39,7 @@ class Sshd:
         self.authorized.write_text((folder / "client.pub").read_text())
         self.home = folder / "home"
         self.home.mkdir(exist_ok=True)
+        self.answers = folder / "answers"  # of the stand-in GPUs, once they are put
         self.options: dict[str, str] = {}
         self.environment = {"HOME": str(self.home), "PATH": os.environ["PATH"]}  # of those who log in
         self.know()
@@ -50,7 +51,7 @@ class Sshd:
 
     def put_gpus(self) -> Path:
         """A stand-in for nvidia-smi and two recorded GPUs; the folder with its answers, which a test may change."""
-        answers, programs = self.folder / "answers", self.folder / "programs"
+        answers, programs = self.answers, self.folder / "programs"
         answers.mkdir()
         programs.mkdir()
         for kind in ("query", "topo", "banner"):
@@ -139,10 +140,12 @@ class Sshd:
 
 
 @contextmanager
-def running(folder: Path, **options: str) -> Iterator[Sshd]:
-    """A server, ended at the end."""
+def running(folder: Path, gpus: bool = False, **options: str) -> Iterator[Sshd]:
+    """A server, ended at the end. `gpus`: with two stand-in GPUs, whose answers lie in `answers`."""
     server = Sshd(folder)
     server.options |= options
+    if gpus:
+        server.put_gpus()
     server.start()
     try:
         yield server

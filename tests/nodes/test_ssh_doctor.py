@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from nodes.sshd import Sshd, keygen, needs_sshd, public
+from nodes.sshd import Sshd, keygen, needs_sshd, public, running
 
 from servetune.core.doctor import Finding, Purpose
 from servetune.nodes import ssh
@@ -24,11 +24,8 @@ IN_OWN_MOUNTS = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """A node with two GPUs, an engine and a model, on which all is well."""
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    server.answers = server.put_gpus()
-    server.start()
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("sshd"), gpus=True) as server:
+        yield server
 
 
 @pytest.fixture

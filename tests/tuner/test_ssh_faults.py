@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from contracts.node_contract import carriers
-from nodes.sshd import Sshd, needs_sshd, running
+from nodes.sshd import needs_sshd, running
 from tuner.ssh_lab import Happening, Lab
 
 from servetune.core.errors import NodeUnreachableError
@@ -28,13 +28,6 @@ KILLED = Path(__file__).parents[1] / "fakes" / "killed_tuner.py"
 def sshd(tmp_path_factory):
     with running(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-
-
-@pytest.fixture
-def lab(sshd: Sshd, tmp_path: Path):
-    lab = Lab(sshd, tmp_path)
-    yield lab
-    assert lab.left() == []
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import re
 import subprocess
 
 import pytest
-from nodes.sshd import Sshd, needs_sshd
-from tuner.ssh_lab import Happening, Lab
+from nodes.sshd import needs_sshd, running
+from tuner.ssh_lab import Happening
 
 from servetune.core.errors import NodeBusyError, NodeUnusableError
 from servetune.core.study import StudyRunState
@@ -22,11 +22,8 @@ OTHER_GPU = "GPU-05168b4e-631b-5aeb-be2b-d504333d813b"
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory):
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
-    server.answers = server.put_gpus()
-    server.start()
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("sshd"), gpus=True) as server:
+        yield server
 
 
 @pytest.fixture
@@ -34,13 +31,6 @@ def apps(sshd):
     """The list of processes on the GPUs."""
     yield sshd.answers / "apps"
     (sshd.answers / "apps").write_text("")
-
-
-@pytest.fixture
-def lab(sshd, tmp_path):
-    lab = Lab(sshd, tmp_path)
-    yield lab
-    assert lab.left() == []
 
 
 @pytest.fixture

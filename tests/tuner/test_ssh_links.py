@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from contracts.node_contract import BAD_SERVER, Bench, carriers, listening, until
 from nodes.slow_link import SlowLink
-from nodes.sshd import Sshd, needs_sshd, running
-from tuner.ssh_lab import Happening, Lab
+from nodes.sshd import needs_sshd, running
+from tuner.ssh_lab import Happening
 
 from servetune.core.errors import NodeUnusableError
 from servetune.core.trial import TrialState
@@ -27,13 +27,6 @@ pytestmark = [needs_sshd, pytest.mark.sshd]
 def sshd(tmp_path_factory):
     with running(tmp_path_factory.mktemp("sshd")) as server:
         yield server
-
-
-@pytest.fixture
-def lab(sshd: Sshd, tmp_path: Path):
-    lab = Lab(sshd, tmp_path)
-    yield lab
-    assert lab.left() == []
 
 
 @pytest.fixture

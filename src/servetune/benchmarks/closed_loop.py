@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from servetune.benchmarks._agreement import compare
-from servetune.benchmarks._answers import collect
-from servetune.benchmarks._api import parse_target
+from servetune.benchmarks._answering import Answering
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
-from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Workload
 from servetune.core.clock import Clock
 
@@ -24,35 +21,11 @@ def create(settings: Settings) -> LoadGenerator:
     return LoadGenerator(settings)
 
 
-class LoadGenerator:
+class LoadGenerator(Answering[Settings]):
     """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
     def run(
         self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
     ) -> Measurement | None:
         """Keep `level.concurrency` requests in flight and measure; see the protocol."""
         return measure(base_url, level, clock, go_on, headers, self._settings.demand(level.workload))
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a person should know before a study: the power of the user's own tasks."""
-        return self._settings.remarks()
-
-    @property
-    def checks_answers(self) -> bool:
-        """Whether the correctness gate is wanted."""
-        return self._settings.check_answers
-
-    def answers(
-        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
-    ) -> AnswerSet | None:
-        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
-        target = parse_target(base_url, headers)
-        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
-
-    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
-        """Compare with the baseline; see the protocol."""
-        return compare(reference, candidate, random_weights)

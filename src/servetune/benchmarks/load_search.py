@@ -7,16 +7,13 @@ number that keeps the limits is found by bisection on a logarithmic scale; the t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pydantic import Field, field_validator
 
-from servetune.benchmarks._agreement import compare
-from servetune.benchmarks._answers import collect
-from servetune.benchmarks._api import parse_target
+from servetune.benchmarks._answering import Answering
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
-from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import Clock
 
@@ -63,11 +60,8 @@ def beyond(measurement: Measurement, limits: Mapping[str, float]) -> str | None:
     return None
 
 
-class LoadGenerator:
+class LoadGenerator(Answering[Settings]):
     """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
     def run(
         self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
@@ -77,27 +71,6 @@ class LoadGenerator:
         A measurement that is not valid ends the search and is the answer.
         """
         return _Search(self._settings, base_url, level, clock, go_on, headers).run()
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a person should know before a study: the power of the user's own tasks."""
-        return self._settings.remarks()
-
-    @property
-    def checks_answers(self) -> bool:
-        """Whether the correctness gate is wanted."""
-        return self._settings.check_answers
-
-    def answers(
-        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
-    ) -> AnswerSet | None:
-        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
-        target = parse_target(base_url, headers)
-        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
-
-    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
-        """Compare with the baseline; see the protocol."""
-        return compare(reference, candidate, random_weights)
 
 
 class _Search:
@@ -179,15 +152,6 @@ class _Search:
         return measurement.model_copy(update=change)
 
     def _none_kept(self) -> Measurement:
-        return Measurement(
-            concurrency=self._level.concurrency,
-            output_tokens_per_s=0.0,
-            low=0.0,
-            high=0.0,
-            duration_s=0.0,
-            requests_completed=0,
-            requests_failed=0,
-            output_tokens=0,
-            warnings=(f"no load keeps the limits: {self._why}",),
-            details={"concurrency_found": 0.0, "loads_tried": float(self._tried)},
-        )
+        found = Measurement.empty(self._level.concurrency, [f"no load keeps the limits: {self._why}"])
+        details = {"concurrency_found": 0.0, "loads_tried": float(self._tried)}
+        return found.model_copy(update={"valid": True, "details": details})

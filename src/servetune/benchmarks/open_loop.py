@@ -6,15 +6,12 @@ from when they came, and a warning says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from servetune.benchmarks._agreement import compare
-from servetune.benchmarks._answers import collect
-from servetune.benchmarks._api import parse_target
+from servetune.benchmarks._answering import Answering
 from servetune.benchmarks._lengths import Arrivals, PoissonArrivals, TraceArrivals, read_trace
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
-from servetune.core.answers import Agreement, AnswerSet
 from servetune.core.benchmark import GoOn, Level, Measurement, Workload
 from servetune.core.clock import Clock
 from servetune.core.errors import SpecError
@@ -51,11 +48,8 @@ def arrivals_of(settings: Settings, seed: int) -> Arrivals:
     return PoissonArrivals(per_s, seed)
 
 
-class LoadGenerator:
+class LoadGenerator(Answering[Settings]):
     """Implements `core.benchmark.LoadGenerator` and `core.answers.AnswerChecker`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
 
     def run(
         self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
@@ -63,24 +57,3 @@ class LoadGenerator:
         """Send requests as they come and measure; see the protocol."""
         demand = self._settings.demand(level.workload, arrivals_of(self._settings, level.workload.seed))
         return measure(base_url, level, clock, go_on, headers, demand)
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a person should know before a study: the power of the user's own tasks."""
-        return self._settings.remarks()
-
-    @property
-    def checks_answers(self) -> bool:
-        """Whether the correctness gate is wanted."""
-        return self._settings.check_answers
-
-    def answers(
-        self, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
-    ) -> AnswerSet | None:
-        """Answers to the gate's prompts, idle and under `level.concurrency` requests; see the protocol."""
-        target = parse_target(base_url, headers)
-        return collect(target, level, self._settings.demand(level.workload), clock, go_on)
-
-    def agreement(self, reference: Sequence[AnswerSet], candidate: AnswerSet, random_weights: bool) -> Agreement:
-        """Compare with the baseline; see the protocol."""
-        return compare(reference, candidate, random_weights)

@@ -163,18 +163,7 @@ def _progress(level: Level, outcome: LevelOutcome, passed_s: float, length_s: fl
 
 
 def _failed(level: Level, why: str) -> Measurement:
-    return Measurement(
-        concurrency=level.concurrency,
-        output_tokens_per_s=0.0,
-        low=0.0,
-        high=0.0,
-        duration_s=0.0,
-        requests_completed=0,
-        requests_failed=level.concurrency,
-        output_tokens=0,
-        valid=False,
-        warnings=(why,),
-    )
+    return Measurement.empty(level.concurrency, [why], requests_failed=level.concurrency)
 
 
 def _percentiles(times: Latency) -> dict[str, Percentiles]:

@@ -80,7 +80,7 @@ class LoadGenerator:
             reported = read_report(Path(folder) / REPORT)
         notes = () if note is None else (note,)
         if reported is None:
-            return failed(level, (*notes, told))
+            return Measurement.empty(level.concurrency, (*notes, told))
         least = max(1, int(level.workload.output_tokens * self._settings.range_ratio))
         return steady(reported, level, scale, notes, least)
 
@@ -168,20 +168,4 @@ def _progress(level: Level, elapsed_s: float) -> Progress:
         failed=0,
         output_tokens_per_s=0.0,
         elapsed_s=elapsed_s,
-    )
-
-
-def failed(level: Level, reasons: Sequence[str]) -> Measurement:
-    """Nothing was measured."""
-    return Measurement(
-        concurrency=level.concurrency,
-        output_tokens_per_s=0.0,
-        low=0.0,
-        high=0.0,
-        duration_s=0.0,
-        requests_completed=0,
-        requests_failed=0,
-        output_tokens=0,
-        valid=False,
-        warnings=tuple(reasons),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from pydantic import Field
@@ -67,6 +67,22 @@ class Measurement(Frozen):
     valid: bool = True
     warnings: tuple[str, ...] = ()
     details: Mapping[str, float] = Field(default_factory=dict)  # client_cpu_s, server_output_tokens_per_s, …
+
+    @classmethod
+    def empty(cls, concurrency: int, warnings: Sequence[str], requests_failed: int = 0) -> Measurement:
+        """Of a level at which nothing was measured; not valid."""
+        return cls(
+            concurrency=concurrency,
+            output_tokens_per_s=0.0,
+            low=0.0,
+            high=0.0,
+            duration_s=0.0,
+            requests_completed=0,
+            requests_failed=requests_failed,
+            output_tokens=0,
+            valid=False,
+            warnings=tuple(warnings),
+        )
 
 
 class Progress(Frozen):

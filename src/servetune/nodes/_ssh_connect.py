@@ -80,14 +80,13 @@ def connect(target: Target, secrets: Secrets) -> Connection:
     cannot be used.
     """
     way: list[paramiko.Transport] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for jump in target.jumps:
             way.append(_opened(jump, way[-1] if way else None, Secrets()))
-        return Connection(_opened(target, way[-1] if way else None, secrets), way, target)
-    except BaseException:
-        for transport in reversed(way):
-            transport.close()
-        raise
+            undo.callback(way[-1].close)
+        connection = Connection(_opened(target, way[-1] if way else None, secrets), way, target)
+        undo.pop_all()
+    return connection
 
 
 def _opened(target: Target, through: paramiko.Transport | None, secrets: Secrets) -> paramiko.Transport:
@@ -95,7 +94,8 @@ def _opened(target: Target, through: paramiko.Transport | None, secrets: Secrets
     transport.set_log_channel(_LOG)
     transport.daemon = True
     transport.banner_timeout = transport.auth_timeout = CONNECT_S
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(transport.close)
         with _explained(target):
             known = known_keys(target.known_hosts, target.place)
             options = transport.get_security_options()
@@ -104,10 +104,8 @@ def _opened(target: Target, through: paramiko.Transport | None, secrets: Secrets
             key = transport.get_remote_server_key()
             verify(known, key.get_name(), key.asbytes(), target.place, target.known_hosts[0])
             _authenticate(transport, target, secrets)
-        return transport
-    except BaseException:
-        transport.close()
-        raise
+        undo.pop_all()
+    return transport
 
 
 def _stream(target: Target, through: paramiko.Transport | None) -> Any:

@@ -10,6 +10,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -204,12 +205,12 @@ class _Shell:
         end = f"{self._token}-{self._number}"
         # A group of its own, so that `exit` leaves only it, and that nothing in it reads the scripts that follow.
         text = f"(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {end} $?\n"
-        try:
+        with ExitStack() as undo:
+            undo.callback(close_channel, self._channel)  # nobody could tell later which answer belongs to which script
             self._send(text.encode("utf-8", "surrogateescape"), time.monotonic() + timeout_s)
-            return self._receive(end.encode(), time.monotonic() + timeout_s, timeout_s)
-        except BaseException:
-            close_channel(self._channel)  # nobody could tell later which answer belongs to which script
-            raise
+            output = self._receive(end.encode(), time.monotonic() + timeout_s, timeout_s)
+            undo.pop_all()
+        return output
 
     def _send(self, data: bytes, deadline_s: float) -> None:
         sent = 0

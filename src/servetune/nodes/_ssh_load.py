@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import paramiko
@@ -38,11 +39,10 @@ class FarProgram:
         command = under(activate, f"exec {shlex.join(argv)}")
         self._channel = link.channel()
         self._ready = False
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(command)}")
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def usable(self) -> bool:

@@ -26,7 +26,7 @@ class Refusals:
 
     def __init__(self, space: SearchSpace, reasons: Reasons) -> None:
         self._grid, self._reasons = Grid(space), reasons
-        self._flags = [frozenset(map(_plain, flags_of(axis.parameter))) for axis in self._grid.axes]
+        self._flags = [frozenset(flags_of(axis.parameter)) for axis in self._grid.axes]
         self._tried: set[tuple[tuple[int, ...], int]] = set()
         self._refused: dict[tuple[int, ...], list[int]] = {}  # axes → what is refused on them, each as one number
 
@@ -43,7 +43,7 @@ class Refusals:
 
     def _named(self, row: Codes) -> tuple[tuple[int, ...], ...]:
         """For each reason against a point: the axes that it names."""
-        reasons = [set(map(_plain, flags)) for flags in self._reasons(self._grid.decode(row))]
+        reasons = [set(flags) for flags in self._reasons(self._grid.decode(row))]
         found = (tuple(p for p, own in enumerate(self._flags) if own & flags and row[p] >= 0) for flags in reasons)
         return tuple(dict.fromkeys(found))
 
@@ -86,8 +86,3 @@ class Refusals:
         for axes, numbers in self._refused.items():
             found |= np.isin(self._numbers(axes, codes), numbers)
         return found
-
-
-def _plain(flag: str) -> str:
-    """Reasons may spell a variable with dashes."""
-    return flag.replace("_", "-")

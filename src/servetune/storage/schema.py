@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -45,11 +45,10 @@ def prepare(database: Database, *, create: bool) -> RDBStorage:
         with _one_at_a_time(database):
             _check_known(database, script)
             storage = _optuna(database, create=True)
-            try:
+            with ExitStack() as undo:
+                undo.callback(storage.engine.dispose)
                 _migrate(database)
-            except BaseException:
-                storage.engine.dispose()
-                raise
+                undo.pop_all()
             return storage
 
 

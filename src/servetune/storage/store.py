@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,11 +45,11 @@ class StudyStore:
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # its own log would interleave with the live view
         database = Database(parse_url(url))
-        try:
-            return cls(database, schema.prepare(database, create=create))
-        except BaseException:
-            database.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(database.close)
+            store = cls(database, schema.prepare(database, create=create))
+            undo.pop_all()
+        return store
 
     def close(self) -> None:
         """Release the leases and close every connection. Idempotent."""

@@ -287,12 +287,21 @@ class State:
         return default if value is None else int(value)
 
 
+#: What a flag holds that is not given, or is no JSON: the parser refuses the latter.
+NO_JSON = object()
+
+
+def json_of(text: Any) -> Any:
+    """The value of a flag that takes JSON; NO_JSON for anything that is none."""
+    try:
+        return json.loads(text) if isinstance(text, str) else NO_JSON
+    except (ValueError, RecursionError):
+        return NO_JSON
+
+
 def graph_config(text: Any) -> dict[str, dict[str, Any]]:
     """Phase → settings of `--cuda-graph-config`; empty for text that is none (the parser refuses it)."""
-    try:
-        given = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return {}
+    given = json_of(text)
     if not isinstance(given, dict):
         return {}
     return {phase: settings for phase, settings in given.items() if _plain_settings(settings)}

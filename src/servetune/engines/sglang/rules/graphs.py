@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import NO_JSON, State, json_of
 
 PIECEWISE = "server_args.py:_handle_piecewise_cuda_graph"
 CONFIG = "server_args.py:_parse_cuda_graph_config; 0.5.20+: arg_groups/cuda_graph_hook.py:parse_cuda_graph_config"
@@ -184,18 +182,15 @@ def padding_with_torch_compile(s: State) -> Effects:
 def config_shape(s: State) -> Effects:
     """--cuda-graph-config is an object of phases, each an object of settings."""
     text = s.user.get("cuda_graph_config")
-    if not isinstance(text, str):
+    given = json_of(text)
+    if given is NO_JSON:
         return
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        return  # the parser refuses it
     phases = ("decode", "prefill")
     if not isinstance(given, dict) or any(
         phase not in phases or not isinstance(settings, dict) for phase, settings in given.items()
     ):
         yield Refuse(
-            f"--cuda-graph-config is a JSON object with an object for decode, prefill or both, got {text[:80]}",
+            f"--cuda-graph-config is a JSON object with an object for decode, prefill or both, got {str(text)[:80]}",
             ("cuda_graph_config",),
             ('{"decode": {"max_bs": 128}}',),
         )

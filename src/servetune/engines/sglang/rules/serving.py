@@ -6,7 +6,7 @@ import json
 import logging
 
 from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import NO_JSON, State, json_of
 from servetune.engines.sglang.rules.misc import CHECK
 
 _PORTS = 65535
@@ -128,19 +128,16 @@ def model_override(s: State) -> Effects:
 def mm_process_config(s: State) -> Effects:
     """The processor's settings are an object per kind of input."""
     text = s.user.get("mm_process_config")
-    if not isinstance(text, str):
+    given = json_of(text)
+    if given is NO_JSON:
         return
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        return  # the parser refuses it
     kinds = ("image", "video", "audio")
     wrong = given is not None and (
         not isinstance(given, dict) or any(not isinstance(given[kind], dict) for kind in kinds if kind in given)
     )
     if wrong:
         yield Refuse(
-            f"--mm-process-config is a JSON object with one object per kind of input, got {text[:80]}",
+            f"--mm-process-config is a JSON object with one object per kind of input, got {str(text)[:80]}",
             ("mm_process_config",),
             ('{"image": {"max_pixels": 1048576}}',),
         )
