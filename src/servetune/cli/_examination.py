@@ -34,7 +34,10 @@ def examined(spec: StudySpec) -> list[Finding]:
     node = open_node(spec)
     try:
         if not isinstance(node, Examined):
-            raise UsageError(f"there is nothing to examine about node {spec.node.name!r}; a node of name ssh has")
+            raise UsageError(
+                f"the doctor examines nodes of name ssh, and that of study {spec.study!r} is {spec.node.name!r}; "
+                "`servetune validate` says what can be known about it"
+            )
         return list(node.examine(purpose_of(spec)))
     finally:
         _close(node)

@@ -15,10 +15,15 @@ def _shown(methods: tuple[str | None, ...]) -> tuple[str, ...]:
     return tuple("no --quantization" if method is None else f"--quantization {method}" for method in methods)
 
 
+def _not_taken(s: State) -> str:
+    model = "a model without quantization" if s.quantization is None else f"quantization {s.quantization}"
+    return f"--moe-runner-backend {s.moe_runner_backend} does not take {model}"
+
+
 def _quantization(s: State, methods: tuple[str | None, ...]) -> Effects:
     if s.quantization not in methods:
         yield Refuse(
-            f"--moe-runner-backend {s.moe_runner_backend} does not take quantization {s.quantization!r}",
+            _not_taken(s),
             _BOTH,
             _shown(methods),
         )
@@ -201,7 +206,7 @@ def lora_runner(s: State) -> Effects:
     if s.quantization not in (None, "fp8", "modelopt_fp4") or (
         s.quantization == "modelopt_fp4" and runner != "lora_marlin"
     ):
-        yield Refuse(f"--moe-runner-backend {runner} does not take quantization {s.quantization!r}", _BOTH)
+        yield Refuse(_not_taken(s), _BOTH)
     if s.moe_a2a_backend != "none":
         yield Refuse(
             f"--moe-runner-backend {runner} takes --moe-a2a-backend none",
