@@ -147,12 +147,13 @@ def test_a_small_dev_shm(examine, tmp_path):
     small = Sshd(tmp_path / "small", prefix=("unshare", "-m", "sh", "-c", IN_OWN_MOUNTS, "sh"))
     small.start()
     try:
-        row = examine("/dev/shm", sshd=small, purpose={"gpus_needed": 0})["/dev/shm"]
+        row = examine("/dev/shm", sshd=small)["/dev/shm"]
         seen(row, "error", r"0\.1 of 0\.1 GiB", "mount -o remount,size=32G /dev/shm")
+        assert examine("/dev/shm", sshd=small, purpose={"gpus_needed": 1})["/dev/shm"].state == "ok"
         node = ssh.create(ssh.Settings(**small.settings()), tmp_path)
         assert node.link.run(re.search("`(.*?)`", row.remedy).group(1)).code == 0
         node.close()
-        assert examine("/dev/shm", sshd=small, purpose={"gpus_needed": 0})["/dev/shm"].state == "ok"
+        assert examine("/dev/shm", sshd=small)["/dev/shm"].state == "ok"
     finally:
         small.stop()
 

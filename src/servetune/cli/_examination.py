@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
@@ -11,50 +13,69 @@ from rich.text import Text
 from servetune.core.doctor import Examined, Finding, Purpose
 from servetune.core.errors import NodeUnusableError, UsageError
 from servetune.core.node import Node
+from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.tuner.opening import open_node
+from servetune.tuner.session import study_dir
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def purpose_of(spec: StudySpec) -> Purpose:
-    """What a study wants of its node: GPUs for tensor and pipeline parallelism, unless it runs on the CPU."""
-    fixed = spec.space.fixed
-    needed = 0 if fixed.get("device") == "cpu" else 1
-    for name in ("tp-size", "pp-size"):
-        size = fixed.get(name, 1)
-        needed *= size if isinstance(size, int) else 1
+    """What a study wants of its node."""
     return Purpose(
-        study=spec.study, model=spec.engine.model, gpus_needed=needed, concurrency=max(spec.workload.concurrency)
+        study=spec.study,
+        model=spec.engine.model,
+        gpus_needed=_gpus_of({**spec.space.fixed, **spec.baseline}),
+        concurrency=max(spec.workload.concurrency),
+        logs=str(study_dir(spec).parent),
     )
+
+
+def _gpus_of(baseline: Assignment) -> int:
+    """Of the launch that every study makes first. Data parallelism takes more of them unless it is attention's only."""
+    if baseline.get("device") == "cpu":
+        return 0
+    names = ("tp-size", "pp-size", *(() if baseline.get("enable-dp-attention") else ("dp-size",)))
+    sizes = [baseline.get(name) for name in names]
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def examined(spec: StudySpec) -> list[Finding]:
     """Every row. Raises UsageError for a kind of node that has none."""
-    node = open_node(spec)
-    try:
+    with opened(spec) as node:
         if not isinstance(node, Examined):
             raise UsageError(
-                f"the doctor examines nodes of name ssh, and that of study {spec.study!r} is {spec.node.name!r}; "
+                f"the doctor examines nodes of name ssh and local, and that of study {spec.study!r} is "
+                f"{spec.node.name!r}; "
                 "`servetune validate` says what can be known about it"
             )
         return list(node.examine(purpose_of(spec)))
-    finally:
-        _close(node)
 
 
-def check_before_start(spec: StudySpec, forced: Sequence[str], shown: Console) -> None:
-    """Examine a node that can be examined. Raises NodeUnusableError when a row that is not forced found an error."""
-    node = open_node(spec)  # what is wrong with its settings, or a scenario's file, is said before anything is written
+@contextmanager
+def opened(spec: StudySpec) -> Iterator[Node]:
+    """The study's node for the time of a look at it."""
+    node = open_node(spec)
     try:
-        if not isinstance(node, Examined):
-            return
-        findings = list(node.examine(purpose_of(spec).model_copy(update={"thorough": False})))
+        yield node
     finally:
-        _close(node)
+        if hasattr(node, "close"):
+            node.close()
+
+
+def check_before_start(spec: StudySpec, node: Node, forced: Sequence[str], shown: Console) -> None:
+    """Examine a node that can be examined. Raises NodeUnusableError when a row that is not forced found an error.
+
+    Raises UsageError for a forced row that there is not, such as any row of a node that cannot be examined.
+    """
+    findings: list[Finding] = []
+    if isinstance(node, Examined):
+        findings = list(node.examine(purpose_of(spec).model_copy(update={"thorough": False})))
     rows = {finding.row for finding in findings}
     if unknown := [row for row in forced if row not in rows]:
-        raise UsageError(f"--force {unknown[0]!r} is no row of the doctor; rows: {', '.join(sorted(rows))}")
+        known = ", ".join(sorted(rows)) or f"none, since a node of name {spec.node.name} has no doctor"
+        raise UsageError(f"--force {unknown[0]!r} is no row of the doctor; rows: {known}")
     errors = [finding for finding in findings if finding.state == "error" and finding.row not in forced]
     if any(finding.state != "ok" for finding in findings):
         shown.print(table_of([finding for finding in findings if finding.state != "ok"]))
@@ -71,8 +92,3 @@ def table_of(findings: Sequence[Finding]) -> Table:
         state = Text(finding.state, style=_COLOURS[finding.state])
         table.add_row(Text(finding.row), state, Text(finding.found), Text(finding.remedy))
     return table
-
-
-def _close(node: Node) -> None:
-    if hasattr(node, "close"):
-        node.close()

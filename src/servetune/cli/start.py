@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from servetune.cli._examination import check_before_start, opened
 from servetune.cli._options import console
 from servetune.cli._seeding import with_hints_of
 from servetune.cli._sitting import say_result, sit
@@ -14,7 +15,7 @@ from servetune.core.errors import UsageError
 from servetune.core.study import StudyRunState
 from servetune.settings import load_study
 from servetune.storage import StudyStore
-from servetune.tuner.opening import known_facts, open_engine, open_node
+from servetune.tuner.opening import known_facts, open_engine
 
 EXAMPLE = """
 \b
@@ -58,7 +59,9 @@ def command(
                 f"or start another with `servetune start {file} --new-name NAME`"
             )
         else:
-            # what is wrong with a setting, a scenario's file or a flag is said before anything is written
-            fitted(spec, open_engine(spec), known_facts(spec, open_node(spec)))
+            # what is wrong with a setting, a scenario's file, a flag or the node is said before anything is written
+            with opened(spec) as node:
+                fitted(spec, open_engine(spec), known_facts(spec, node))
+                check_before_start(spec, node, force, console())
             store.create_study(spec, file.read_text(encoding="utf-8"))
         sit(spec, store)

@@ -18,12 +18,16 @@ class Finding(Frozen):
 
 
 class Purpose(Frozen):
-    """What the node is wanted for, as a study says it. `thorough`: also how fast the load generator is there."""
+    """What the node is wanted for, as a study says it. `logs`: the folder on the tuner's machine where logs will lie.
+
+    `thorough`: also how fast the load generator is there.
+    """
 
     study: str
     model: str
     gpus_needed: int = 1  # 0: the engine does without
     concurrency: int = 1  # the highest level
+    logs: str = "."
     thorough: bool = True
 
 

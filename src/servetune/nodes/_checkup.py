@@ -20,8 +20,11 @@ GIB = 1 << 30
 TOOLS = ("setsid", "flock", "timeout", "base64", "stat", "tail", "head", "grep", "getconf")
 _SHM = "/dev/shm"  # noqa: S108 -- the very place
 _SHM_LEAST, _SHM_GOOD = GIB, 8 * GIB
+_SHM_ALONE = GIB // 32  # one GPU, or none: a container's default of 64 MiB serves
 _DISK_LEAST, _DISK_GOOD = GIB // 4, 2 * GIB
 _USED_MUCH = GIB
+#: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
+FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
 
 Run = Callable[[str], tuple[int, str]]
 """Runs shell text on the node to its end: exit status and output."""
@@ -90,7 +93,7 @@ class Checkup:
                 state="ok",
                 found=f"{len(found)} × {kinds}, {memory:.0f} GiB, compute capability {found[0].compute_capability}",
             )
-        if found:
+        if found and purpose.gpus_needed:
             yield self._driver(found[0].driver_version)
             yield self._interconnect([gpu.index for gpu in found])
             yield self._users(found)
@@ -130,17 +133,21 @@ class Checkup:
             )  # fmt: skip
         return Finding(row="gpu users", state="ok", found="memory free, no process")
 
-    def shared_memory(self) -> Finding:
-        """Size of /dev/shm: the processes of a server talk through it."""
+    def shared_memory(self, purpose: Purpose) -> Finding:
+        """Size of /dev/shm: the processes of a server of several GPUs talk through it."""
         size, free = self._space(_SHM)
         remedy = "`mount -o remount,size=32G /dev/shm`, or give the container --shm-size 32g or --ipc host"
         found = f"{free / GIB:.1f} of {size / GIB:.1f} GiB free"
-        state = "error" if free < _SHM_LEAST else "warning" if free < _SHM_GOOD else "ok"
+        if purpose.gpus_needed <= 1:
+            state = "ok" if free >= _SHM_ALONE else "warning"
+        else:
+            state = "error" if free < _SHM_LEAST else "warning" if free < _SHM_GOOD else "ok"
         return Finding(row=_SHM, state=state, found=found, remedy="" if state == "ok" else remedy)
 
     def disk(self) -> Finding:
         """Room for logs."""
-        code, text = self.run(f"mkdir -p {shlex.quote(self.workdir)} && touch {shlex.quote(self.workdir)}/.probe")
+        place = shlex.quote(self.workdir)
+        code, text = self.run(f"mkdir -p {place} && touch {place}/.probe.$$ && rm -f {place}/.probe.$$")
         if code != 0:
             return _error(
                 "disk", f"{self.workdir} cannot be written: {_last(text)}",
@@ -177,6 +184,32 @@ class Checkup:
         _, text = self.run(f"df -PB1 {shlex.quote(path)} | tail -n 1")
         words = text.split()
         return (int(words[1]), int(words[3])) if len(words) >= 4 and words[1].isdigit() else (0, 0)
+
+
+def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
+    """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints."""
+    try:
+        told = json.loads(run().strip().splitlines()[-1])
+        reached = float(told["tokens_per_s"]) if purpose.thorough else None
+    except (NodeError, ValueError, KeyError, IndexError, TypeError) as error:
+        return Finding(
+            row="load generator",
+            state="warning",
+            found=f"the node's Python cannot run it: {error}",
+            remedy="name a Python 3.11 with numpy, pydantic, httpx and uvloop as node.python; else a tunnel is used",
+        )
+    if reached is None:
+        return Finding(row="load generator", state="ok", found="runs on the node")
+    wanted = min(FASTEST, FASTEST_OF_ONE * purpose.concurrency)
+    found = f"reads {reached:,.0f} tokens/s at concurrency {purpose.concurrency}"
+    if reached >= wanted:
+        return Finding(row="load generator", state="ok", found=found)
+    return Finding(
+        row="load generator",
+        state="warning",
+        found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
+        remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
+    )
 
 
 def _error(row: str, found: str, remedy: str) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,8 +13,6 @@ from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_machine import far_free_port
 
 CLOCK_S = 2.0
-#: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
-FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
 
 
 def connection(link: Link, place: Callable[[], object]) -> Finding:
@@ -70,39 +67,13 @@ def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
     )
 
 
-def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
-    """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints."""
-    try:
-        told = json.loads(run().strip().splitlines()[-1])
-        reached = float(told["tokens_per_s"]) if purpose.thorough else None
-    except (NodeError, ValueError, KeyError, IndexError, TypeError) as error:
-        return Finding(
-            row="load generator",
-            state="warning",
-            found=f"the node's Python cannot run it: {error}",
-            remedy="name a Python 3.11 with numpy, pydantic, httpx and uvloop as node.python; else a tunnel is used",
-        )
-    if reached is None:
-        return Finding(row="load generator", state="ok", found="runs on the node")
-    wanted = min(FASTEST, FASTEST_OF_ONE * purpose.concurrency)
-    found = f"reads {reached:,.0f} tokens/s at concurrency {purpose.concurrency}"
-    if reached >= wanted:
-        return Finding(row="load generator", state="ok", found=found)
-    return Finding(
-        row="load generator",
-        state="warning",
-        found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
-        remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
-    )
-
-
 def rows(checkup: Checkup, purpose: Purpose, rehearsed: str | None, of_link: Iterator[Finding]) -> Iterator[Finding]:
     """Everything after the connection; what a rehearsal does not need is passed over."""
     yield checkup.tools()
     if rehearsed is None:
         yield checkup.engine()
         yield from checkup.of_gpus(purpose)
-        yield checkup.shared_memory()
+        yield checkup.shared_memory(purpose)
     else:
         yield Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {rehearsed}")
     yield checkup.disk()

@@ -12,14 +12,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from servetune.core.clock import WallClock
+from servetune.core.doctor import Finding, Purpose
 from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Text
 from servetune.core.space import Frozen
+from servetune.nodes import _local_doctor
+from servetune.nodes._checkup import Checkup
 from servetune.nodes._conversation import LocalConversation
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import inherited, resolved
@@ -115,6 +119,19 @@ class LocalNode:
         except OSError as error:
             raise ProgramEndedError(f"{argv[0]!r} cannot be started: {error.strerror}") from error
         return LocalConversation(process)
+
+    def examine(self, purpose: Purpose) -> Iterator[Finding]:
+        """The doctor's rows; see `core.doctor.Examined`."""
+        checkup = Checkup(
+            run=partial(_local_doctor.script, run_command),
+            ask=run_command,
+            visible=self._visible(),
+            python=self._settings.engine_python or "python3",
+            package=self._settings.engine_package,
+            activate="",
+            workdir=_local_doctor.existing(purpose.logs),
+        )
+        yield from _local_doctor.rows(checkup, purpose, run_command)
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""

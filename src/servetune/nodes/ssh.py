@@ -18,7 +18,7 @@ from servetune.core.errors import NodeUnusableError, ProgramEndedError, Servetun
 from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
-from servetune.nodes._checkup import Checkup
+from servetune.nodes._checkup import Checkup, load_generator
 from servetune.nodes._ending import end, reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
@@ -232,7 +232,7 @@ class SshNode:
         yield doctor.ports(self.link)
         yield doctor.clock(self.link)
         yield doctor.lease(self._leases, self._lease_names(), purpose.study)
-        yield doctor.load_generator(lambda: self._capacity(purpose), purpose)
+        yield load_generator(lambda: self._capacity(purpose), purpose)
 
     def _capacity(self, purpose: Purpose) -> str:
         module = [_CAPACITY_MODULE, str(purpose.concurrency)] if purpose.thorough else [_LOAD_MODULE]

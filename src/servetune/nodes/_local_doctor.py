@@ -1,0 +1,59 @@
+"""The doctor's rows of the machine on which the tuner itself runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from servetune.core.doctor import Finding, Purpose
+from servetune.core.errors import NodeError, ProgramEndedError
+from servetune.nodes._checkup import Checkup, load_generator
+from servetune.nodes._gpus import Command
+from servetune.nodes._ports import free_port
+
+_CAPACITY = (sys.executable, "-m", "servetune.benchmarks._capacity")
+
+Here = Callable[[Sequence[str]], Command | None]
+"""Runs a program of this machine to its end; None when there is none."""
+
+
+def script(here: Here, text: str) -> tuple[int, str]:
+    """Run shell text: exit status and output."""
+    done = here(["sh", "-c", text])
+    return (127, "there is no shell") if done is None else (done.code, done.text)
+
+
+def existing(folder: str) -> str:
+    """The folder, or the nearest one above it that exists: where it will be made."""
+    path = Path(folder).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return str(path)
+
+
+def rows(checkup: Checkup, purpose: Purpose, here: Here) -> Iterator[Finding]:
+    """Every row; the load generator's speed only when asked to be thorough: it runs here, where all of it is there."""
+    yield checkup.engine()
+    yield from checkup.of_gpus(purpose)
+    yield checkup.shared_memory(purpose)
+    yield checkup.disk()
+    yield checkup.model(purpose)
+    yield _ports()
+    if purpose.thorough:
+        yield load_generator(lambda: _capacity(here, purpose.concurrency), purpose)
+
+
+def _ports() -> Finding:
+    try:
+        return Finding(row="ports", state="ok", found=f"30000–39999, such as {free_port()}")
+    except NodeError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Finding(row="ports", state="error", found=what, remedy=remedy)
+
+
+def _capacity(here: Here, concurrency: int) -> str:
+    done = here([*_CAPACITY, str(concurrency)])
+    if done is None or done.code != 0:
+        raise ProgramEndedError("it cannot be started" if done is None else done.text.strip()[-200:])
+    return done.text
