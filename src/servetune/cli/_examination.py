@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +14,7 @@ from servetune.core.errors import NodeUnusableError, UsageError
 from servetune.core.node import Node
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
-from servetune.tuner.opening import open_node
+from servetune.tuner.opening import at_node
 from servetune.tuner.session import study_dir
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -43,7 +42,7 @@ def _gpus_of(baseline: Assignment) -> int:
 
 def examined(spec: StudySpec) -> list[Finding]:
     """Every row. Raises UsageError for a kind of node that has none."""
-    with opened(spec) as node:
+    with at_node(spec) as node:
         if not isinstance(node, Examined):
             raise UsageError(
                 f"the doctor examines nodes of name ssh and local, and that of study {spec.study!r} is "
@@ -51,17 +50,6 @@ def examined(spec: StudySpec) -> list[Finding]:
                 "`servetune validate` says what can be known about it"
             )
         return list(node.examine(purpose_of(spec)))
-
-
-@contextmanager
-def opened(spec: StudySpec) -> Iterator[Node]:
-    """The study's node for the time of a look at it."""
-    node = open_node(spec)
-    try:
-        yield node
-    finally:
-        if hasattr(node, "close"):
-            node.close()
 
 
 def check_before_start(spec: StudySpec, node: Node, forced: Sequence[str], shown: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Setting:
     engine: Engine
     facts: NodeFacts
     spec: StudySpec | None = None
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -43,21 +45,32 @@ def setting(study: Path | None, given: StandIns) -> Setting:
     if spec is None and (facts is None or config is None):
         missing = "--node-facts" if facts is None else "--model-config"
         raise UsageError(f"without a STUDY give both --node-facts and --model-config; {missing} is missing")
-    if facts is None:
-        facts = _of_node(spec)
-    update: dict[str, object] = {} if config is None else {"config_json": config}
-    choice = _choice(spec, facts, version)
-    if choice.version is not None:
-        update |= {"engine_version": choice.version, "engine_name": choice.name}
-    facts = facts.model_copy(update=update)
-    secrets = {} if spec is None else spec.secret_flags
-    engine: Engine = plugins.load("engines", choice.name).create(choice, secrets)
+    with ExitStack() as held:
+        node = None
+        if facts is None:
+            from servetune.tuner.opening import at_node, known_facts
+
+            assert spec is not None
+            node = held.enter_context(at_node(spec))
+            facts = known_facts(spec, node)
+        update: dict[str, object] = {} if config is None else {"config_json": config}
+        choice = _choice(spec, facts, version)
+        if choice.version is not None:
+            update |= {"engine_version": choice.version, "engine_name": choice.name}
+        facts = facts.model_copy(update=update)
+        secrets = {} if spec is None else spec.secret_flags
+        engine: Engine = plugins.load("engines", choice.name).create(choice, secrets)
+        notes: Sequence[str] = ()
+        if node is not None and spec is not None:
+            from servetune.tuner.opening import read_installation
+
+            notes = read_installation(spec, node, engine, facts)
     if config is not None and hasattr(engine, "check_model_config"):
         try:
             engine.check_model_config(config)
         except SpecError as error:
             raise UsageError(f"{model_config}: {error}") from error
-    return Setting(engine, facts, spec)
+    return Setting(engine, facts, spec, notes)
 
 
 def check_version_known(against: Setting) -> None:
@@ -73,7 +86,7 @@ def version_notes(against: Setting) -> Sequence[str]:
     """What the engine has to say of the version it is asked about, such as that another release answers for it."""
     notes = getattr(against.engine, "version_notes", None)
     found: Sequence[str] = () if notes is None else notes(against.facts)
-    return found
+    return (*found, *against.notes)
 
 
 def _choice(spec: StudySpec | None, facts: NodeFacts, version: str | None) -> EngineChoice:
@@ -81,13 +94,6 @@ def _choice(spec: StudySpec | None, facts: NodeFacts, version: str | None) -> En
     choice = EngineChoice(name=facts.engine_name or "sglang", model="") if spec is None else spec.engine
     described = facts.engine_version if facts.node == "described" else None
     return choice.model_copy(update={"version": version or described or choice.version})
-
-
-def _of_node(spec: StudySpec | None) -> NodeFacts:
-    from servetune.tuner.opening import known_facts, open_node
-
-    assert spec is not None
-    return known_facts(spec, open_node(spec))
 
 
 def fitted(spec: StudySpec, engine: Engine, facts: NodeFacts) -> tuple[SearchSpace, Sequence[str]]:

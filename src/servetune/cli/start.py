@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from servetune.cli._examination import check_before_start, opened
+from servetune.cli._examination import check_before_start
 from servetune.cli._options import console
 from servetune.cli._seeding import with_hints_of
 from servetune.cli._sitting import say_result, sit
@@ -15,7 +15,7 @@ from servetune.core.errors import UsageError
 from servetune.core.study import StudyRunState
 from servetune.settings import load_study
 from servetune.storage import StudyStore
-from servetune.tuner.opening import known_facts, open_engine
+from servetune.tuner.opening import at_node, known_facts, open_engine, read_installation
 
 EXAMPLE = """
 \b
@@ -60,8 +60,10 @@ def command(
             )
         else:
             # what is wrong with a setting, a scenario's file, a flag or the node is said before anything is written
-            with opened(spec) as node:
-                fitted(spec, open_engine(spec), known_facts(spec, node))
+            with at_node(spec) as node:
+                engine, facts = open_engine(spec), known_facts(spec, node)
+                read_installation(spec, node, engine, facts)
+                fitted(spec, engine, facts)
                 check_before_start(spec, node, force, console())
             store.create_study(spec, file.read_text(encoding="utf-8"))
         sit(spec, store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
@@ -82,4 +82,16 @@ class OffersPreflight(Protocol):
 
     def preflight(self, converse: Converse, facts: NodeFacts) -> Preflight:
         """Start the checks; `facts` are those of the node. Raises as `Converse` does."""
+        ...
+
+
+@runtime_checkable
+class ReadsInstallation(Protocol):
+    """An engine that can be told by its installation on a node which flags it takes."""
+
+    def read_installation(self, converse: Converse, facts: NodeFacts, flags: Iterable[str]) -> Sequence[str]:
+        """Read it, once per installation, and go by it from now on; a sentence per thing that is not plain.
+
+        `flags`: those that the study names. What cannot be read is said, never raised; NodeUnreachableError is.
+        """
         ...

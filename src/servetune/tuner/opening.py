@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from servetune import plugins
 from servetune.core.engine import Engine
 from servetune.core.node import Node, NodeFacts
+from servetune.core.preflight import OffersConversation, ReadsInstallation
+from servetune.core.space import flags_of
 from servetune.core.study import StudySpec
 
 
@@ -24,6 +27,17 @@ def open_node(spec: StudySpec) -> Node:
     base_dir = Path(spec.source_file).parent if spec.source_file else Path.cwd()
     node: Node = module.create(settings, base_dir)
     return node
+
+
+@contextmanager
+def at_node(spec: StudySpec) -> Iterator[Node]:
+    """The study's node for a few questions; its connection is let go of afterwards."""
+    node = open_node(spec)
+    try:
+        yield node
+    finally:
+        if hasattr(node, "close"):
+            node.close()
 
 
 def _node_settings(spec: StudySpec) -> Mapping[str, Any]:
@@ -45,3 +59,14 @@ def known_facts(spec: StudySpec, node: Node) -> NodeFacts:
     if spec.engine.version is not None:
         return facts.model_copy(update={"engine_name": spec.engine.name, "engine_version": spec.engine.version})
     return facts
+
+
+def read_installation(spec: StudySpec, node: Node, engine: Engine, facts: NodeFacts) -> Sequence[str]:
+    """Let the engine read which flags its installation on the node takes; what it says of that. Seconds at most once.
+
+    Raises NodeUnreachableError.
+    """
+    if facts.simulated or not isinstance(node, OffersConversation) or not isinstance(engine, ReadsInstallation):
+        return ()
+    named = {*spec.space.fixed, *spec.baseline, *(f for p in spec.space.parameters for f in flags_of(p))}
+    return engine.read_installation(node.converse, facts, sorted(f for f in named if not f.startswith("env.")))

@@ -17,7 +17,7 @@ from servetune.tuner.checks import NodeChecks
 from servetune.tuner.installation import check_installation, measured_facts
 from servetune.tuner.launches import Launches
 from servetune.tuner.loop import MakeSampler, Tuner
-from servetune.tuner.opening import known_facts, open_engine, open_node, plugin
+from servetune.tuner.opening import known_facts, open_engine, open_node, plugin, read_installation
 from servetune.tuner.probe import Probe, probe_http
 from servetune.tuner.stopping import Interrupted, StopRequest
 from servetune.tuner.trial_runner import TrialRunner
@@ -148,6 +148,8 @@ def _tuner(
     measured = measured_facts(store.trials(spec.study))
     check_installation(spec, measured, facts.model_dump())
     engine = open_engine(spec)
+    for note in read_installation(spec, node, engine, facts):
+        listener.on(Note(text=note))
     module, settings = plugin("benchmarks", spec.load_generator.name, spec.load_generator.settings)
     headers = request_headers(spec, os.environ)
     generator = module.create(settings)

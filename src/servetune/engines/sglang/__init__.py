@@ -12,7 +12,7 @@ from servetune.core.judgement import Judgement
 from servetune.core.node import EnvRef, LaunchSpec, NodeFacts
 from servetune.core.preflight import Converse
 from servetune.core.space import Assignment, Frozen, SearchSpace, Value, same_value
-from servetune.engines.sglang import rules
+from servetune.engines.sglang import installation, rules
 from servetune.engines.sglang._judging import judged, version_notes
 from servetune.engines.sglang._memory_layouts import layouts
 from servetune.engines.sglang._model_files import model_config
@@ -62,7 +62,8 @@ class SglangEngine:
     def capabilities(self, facts: NodeFacts) -> Capabilities | None:
         """Of the version that the study or the node names; None when neither does.
 
-        Read from the installed package where the study's Python lies on this machine and holds that very version.
+        Those that `read_installation` found; else from the source of the package, where the study's Python lies on
+        this machine and holds that very version; else from the shipped tables.
         """
         version = self._version(facts)
         if version is None:
@@ -71,6 +72,17 @@ class SglangEngine:
         if key not in self._known:
             self._known[key] = self._installed(version, facts) or capabilities_of(version)
         return self._known[key]
+
+    def read_installation(self, converse: Converse, facts: NodeFacts, flags: Iterable[str]) -> Sequence[str]:
+        """See `core.preflight.ReadsInstallation`."""
+        version = self._version(facts)
+        if facts.simulated or version is None:
+            return ()
+        python, env = self._choice.python, self._choice.env
+        found, note = installation.read_installation(lambda argv: converse(argv, env), python, version, flags)
+        if found is not None:
+            self._known[version, False] = found
+        return (note,) if note else ()
 
     def resolve_space(self, space: SearchSpace, facts: NodeFacts) -> tuple[SearchSpace, Sequence[str]]:
         """The space in the spelling of the installed version, and one sentence per thing translated or dropped."""

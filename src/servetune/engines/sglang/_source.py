@@ -1,7 +1,7 @@
 """SGLang's launch flags read out of its source, without importing it (nor torch).
 
-Standard library only and no import of servetune: the file runs as a script with the Python of any node,
-`python _source.py SITE_PACKAGES`, and prints the result as JSON.
+Standard library only: with `_source_modules` the file also runs with the Python of a node (`installation.py` sends
+them there).
 
 Two shapes of source are understood: `ServerArgs.add_cli_args` with `parser.add_argument` calls (up to 0.5.13, and for
 deprecated spellings later), and fields annotated `A[type, Arg(...)]` in `server_args.py` (0.5.14) or in
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from servetune.engines.sglang._source_modules import Module, Sources, Unreadable, last_word
 
 #: Of one flag, as JSON: name, kind, and where present aliases, choices, default, nargs, deprecated, instead.
 Flag = dict[str, Any]
@@ -28,13 +28,9 @@ _ENVIRONMENT = re.compile(r"\b(?:SGLANG|SGL)_[A-Z0-9_]*[A-Z0-9]\b")
 _VERSION = re.compile(r"""^\s*(?:__version__\s*=\s*)?(?:version\s*=\s*)*["'](\d[^"']*)["']""", re.MULTILINE)
 
 
-class Unreadable(Exception):
-    """An expression whose value cannot be known without running it."""
-
-
 def read_flags(site_dir: Path) -> dict[str, Flag]:
     """Flag name → description for the SGLang in `site_dir`. Raises FileNotFoundError or SyntaxError."""
-    tree = _Sources(site_dir)
+    tree = Sources(site_dir)
     server_args = tree.module("sglang.srt.server_args")
     owner = server_args.classes["ServerArgs"]
     fields = dict(_annotated(owner, server_args))
@@ -71,165 +67,26 @@ def content_hash(site_dir: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
-class _Module:
-    """One parsed module: its assignments, imports, functions and classes by name."""
-
-    def __init__(self, sources: _Sources, body: list[ast.stmt]) -> None:
-        self.sources = sources
-        self.assigned: dict[str, ast.expr] = {}
-        self.imported: dict[str, tuple[str, str]] = {}
-        self.classes: dict[str, ast.ClassDef] = {}
-        self.functions: dict[str, ast.FunctionDef] = {}
-        for statement in _flat(body):
-            self.note(statement)
-
-    def note(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.ClassDef):
-            self.classes[statement.name] = statement
-        elif isinstance(statement, ast.FunctionDef):
-            self.functions[statement.name] = statement
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            for alias in statement.names:
-                self.imported[alias.asname or alias.name] = (statement.module, alias.name)
-        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            self.assigned[statement.targets[0].id] = statement.value
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-            self.assigned[statement.target.id] = statement.value
-
-    def value(self, node: ast.expr, local: Mapping[str, ast.expr] = {}) -> Any:
-        """The value of a constant expression. Raises Unreadable."""
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [value for item in node.elts for value in self.items(item, local)]
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == 0:
-            return self.value(node.value, local)[0]
-        if isinstance(node, ast.Dict):
-            return [self.value(key, local) for key in node.keys if key is not None]
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self.value(node.operand, local)
-        if isinstance(node, ast.BinOp):
-            return self.binary(node, local)
-        if isinstance(node, ast.Call):
-            return self.call(node, local)
-        if isinstance(node, ast.Name):
-            return self.named(node.id, local)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            return self.member(node.value.id, node.attr)
-        raise Unreadable(ast.dump(node)[:80])
-
-    def items(self, node: ast.expr, local: Mapping[str, ast.expr]) -> list[Any]:
-        """Elements that one element of a list display gives: several when it is starred."""
-        return list(self.value(node.value, local)) if isinstance(node, ast.Starred) else [self.value(node, local)]
-
-    def binary(self, node: ast.BinOp, local: Mapping[str, ast.expr]) -> Any:
-        left, right = self.value(node.left, local), self.value(node.right, local)
-        if isinstance(node.op, ast.Add | ast.BitOr) and type(left) is type(right):
-            return left + right
-        if isinstance(node.op, ast.Mult) and isinstance(left, int | float) and isinstance(right, int | float):
-            return left * right
-        raise Unreadable("operator")
-
-    def call(self, node: ast.Call, local: Mapping[str, ast.expr]) -> Any:
-        if isinstance(node.func, ast.Name) and node.func.id in ("list", "tuple", "set", "sorted", "frozenset"):
-            return self.value(node.args[0], local) if node.args else []
-        if isinstance(node.func, ast.Name) and node.func.id in self.functions and not node.args:
-            return self.returned(self.functions[node.func.id])
-        if isinstance(node.func, ast.Name) and node.func.id == "get_args":
-            return self.value(node.args[0], local)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "keys":
-            return self.value(node.func.value, local)
-        raise Unreadable("call")
-
-    def returned(self, function: ast.FunctionDef) -> Any:
-        """What a function without arguments returns at its end; it may import the list that it hands out."""
-        *before, last = function.body
-        for statement in (inner for inner in before if isinstance(inner, ast.ImportFrom)):
-            self.note(statement)
-        if isinstance(last, ast.Return) and last.value is not None:
-            return self.value(last.value)
-        raise Unreadable(function.name)
-
-    def named(self, name: str, local: Mapping[str, ast.expr]) -> Any:
-        if name in local:
-            return self.value(local[name], {key: value for key, value in local.items() if key != name})
-        if name in self.assigned:
-            node = self.assigned[name]
-            inner = node.slice if isinstance(node, ast.Subscript) and _last(node.value) == "Literal" else node
-            return self.value(inner)
-        if name in self.imported:
-            module, original = self.imported[name]
-            return self.sources.module(module).named(original, {})
-        raise Unreadable(name)
-
-    def member(self, owner: str, attribute: str) -> Any:
-        if owner in self.imported:
-            module, original = self.imported[owner]
-            return self.sources.module(module).member(original, attribute)
-        inside = dict(_assigned_in(self.classes[owner])) if owner in self.classes else {}
-        node = inside.pop(attribute, None)
-        if node is None:
-            raise Unreadable(f"{owner}.{attribute}")
-        return self.value(node, inside)
-
-
-class _Sources:
-    """Modules below a directory, parsed once each when first needed."""
-
-    def __init__(self, site_dir: Path) -> None:
-        self.site_dir = site_dir
-        self.known: dict[str, _Module] = {}
-
-    def module(self, name: str) -> _Module:
-        if name not in self.known:
-            base = self.site_dir.joinpath(*name.split("."))
-            path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
-            if path is None and name == "sglang.srt.server_args":
-                raise FileNotFoundError(f"{base}.py: there is no SGLang in {self.site_dir}")
-            body = ast.parse(path.read_text(encoding="utf-8")).body if path else []
-            self.known[name] = _Module(self, body)
-        return self.known[name]
-
-
-def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.If | ast.Try):
-            yield from _flat(statement.body)
-
-
-def _assigned_in(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    for statement in owner.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id, statement.value
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-            yield statement.target.id, statement.value
-
-
-def _last(node: ast.expr) -> str:  # the last word of a dotted name
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
 def _field_modules(site_dir: Path) -> list[str]:
     folder = site_dir / "sglang" / "srt" / "arg_groups" / "fields"
     return [f"sglang.srt.arg_groups.fields.{path.stem}" for path in sorted(folder.glob("*.py"))]
 
 
-def _annotated(owner: ast.ClassDef, module: _Module) -> Iterator[tuple[str, tuple[ast.AnnAssign, _Module]]]:
+def _annotated(owner: ast.ClassDef, module: Module) -> Iterator[tuple[str, tuple[ast.AnnAssign, Module]]]:
     for statement in owner.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield statement.target.id, (statement, module)
 
 
-def _from_field(field: str, node: ast.AnnAssign, module: _Module) -> Flag | None:
+def _from_field(field: str, node: ast.AnnAssign, module: Module) -> Flag | None:
     """A field `name: A[type, "help"]` or `A[type, Arg(...)]`; None when it is no flag."""
     annotation = node.annotation
-    if not (isinstance(annotation, ast.Subscript) and _last(annotation.value) in ("A", "Annotated")):
+    if not (isinstance(annotation, ast.Subscript) and last_word(annotation.value) in ("A", "Annotated")):
         return None
     if not isinstance(annotation.slice, ast.Tuple):
         return None
     kind, *notes = annotation.slice.elts
-    call = next((n for n in notes if isinstance(n, ast.Call) and _last(n.func) == "Arg"), None)
+    call = next((n for n in notes if isinstance(n, ast.Call) and last_word(n.func) == "Arg"), None)
     if call is None and not any(_is_text(n) for n in notes):
         return None
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg} if call else {}
@@ -243,14 +100,14 @@ def _from_field(field: str, node: ast.AnnAssign, module: _Module) -> Flag | None
     return flag
 
 
-def _kind_of_field(node: ast.expr, given: Mapping[str, ast.expr], module: _Module) -> Flag:
+def _kind_of_field(node: ast.expr, given: Mapping[str, ast.expr], module: Module) -> Flag:
     inner = _without_optional(node)
     if "action" in given:
         kwargs = given.get("action_kwargs")
         extra = dict(zip(_known(module, kwargs) or [], getattr(kwargs, "values", []), strict=False))
         return _described({**extra, **given}, module, {})
     found: Flag = {}
-    if isinstance(inner, ast.Subscript) and _last(inner.value) == "Literal":
+    if isinstance(inner, ast.Subscript) and last_word(inner.value) == "Literal":
         _put_choices(found, inner.slice, module, {})
         inner = ast.Name(id=type(found.get("choices", [""])[0]).__name__)
     elif isinstance(inner, ast.Name) and inner.id in {*module.assigned, *module.imported}:
@@ -258,21 +115,23 @@ def _kind_of_field(node: ast.expr, given: Mapping[str, ast.expr], module: _Modul
         if isinstance(literal, list) and literal:
             found["choices"] = literal
             inner = ast.Name(id=type(literal[0]).__name__)
-    if isinstance(inner, ast.Subscript) and _last(inner.value) in ("list", "List") and "type_parser" not in given:
+    if isinstance(inner, ast.Subscript) and last_word(inner.value) in ("list", "List") and "type_parser" not in given:
         found["nargs"] = _known(module, given.get("nargs")) or "+"
         inner = inner.slice
     elif "nargs" in given:
         found["nargs"] = _known(module, given["nargs"])
-    found["kind"] = _parser_kind(given["type_parser"]) if "type_parser" in given else _TYPES.get(_last(inner), "str")
+    found["kind"] = (
+        _parser_kind(given["type_parser"]) if "type_parser" in given else _TYPES.get(last_word(inner), "str")
+    )
     if "choices" in given:
         _put_choices(found, given["choices"], module, {})
     return found
 
 
 def _without_optional(node: ast.expr) -> ast.expr:
-    if isinstance(node, ast.Subscript) and _last(node.value) == "Optional":
+    if isinstance(node, ast.Subscript) and last_word(node.value) == "Optional":
         return node.slice
-    if isinstance(node, ast.Subscript) and _last(node.value) == "Union" and isinstance(node.slice, ast.Tuple):
+    if isinstance(node, ast.Subscript) and last_word(node.value) == "Union" and isinstance(node.slice, ast.Tuple):
         rest = [item for item in node.slice.elts if not _is_none(item)]
         return rest[0] if len(rest) == 1 else node
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and _is_none(node.right):
@@ -281,7 +140,7 @@ def _without_optional(node: ast.expr) -> ast.expr:
 
 
 def _from_calls(
-    owner: ast.ClassDef, module: _Module, fields: Mapping[str, tuple[ast.AnnAssign, _Module]]
+    owner: ast.ClassDef, module: Module, fields: Mapping[str, tuple[ast.AnnAssign, Module]]
 ) -> Iterator[Flag]:
     """Flags of the `add_argument` calls in `ServerArgs.add_cli_args`."""
     names = {field.replace("_", "-") for field in fields}
@@ -294,7 +153,7 @@ def _from_calls(
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
         }
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and _last(call.func) == "add_argument":
+            if isinstance(call, ast.Call) and last_word(call.func) == "add_argument":
                 options = [module.value(argument) for argument in call.args]
                 given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
                 flag = _named_flag([str(option).lstrip("-") for option in options], names)
@@ -303,11 +162,11 @@ def _from_calls(
                 yield flag
 
 
-def _described(given: Mapping[str, ast.expr], module: _Module, local: Mapping[str, ast.expr]) -> Flag:
+def _described(given: Mapping[str, ast.expr], module: Module, local: Mapping[str, ast.expr]) -> Flag:
     """Kind, choices, arity and deprecation from the arguments of an `add_argument` call."""
     found: Flag = {"kind": "str"}
     action = given.get("action")
-    word = _last(action) if isinstance(action, ast.Attribute | ast.Name) else _known(module, action)
+    word = last_word(action) if isinstance(action, ast.Attribute | ast.Name) else _known(module, action)
     if "type" in given:
         found["kind"] = _parser_kind(given["type"])
     if "choices" in given:
@@ -338,20 +197,20 @@ def _named_flag(options: list[str], fields: set[str]) -> Flag:
 
 
 def _parser_kind(node: ast.expr) -> str:
-    word = _last(node)
+    word = last_word(node)
     if word in _JSON_PARSERS:
         return "json"
     return "human_int" if word == "human_readable_int" else _TYPES.get(word, "str")
 
 
-def _put_choices(flag: Flag, node: ast.expr, module: _Module, local: Mapping[str, ast.expr]) -> None:
+def _put_choices(flag: Flag, node: ast.expr, module: Module, local: Mapping[str, ast.expr]) -> None:
     try:
         flag["choices"] = _as_list(module.value(node, local))
     except Unreadable:
         flag.pop("choices", None)  # known only at run time: any value is let through
 
 
-def _put_default(flag: Flag, node: ast.expr | None, module: _Module) -> None:
+def _put_default(flag: Flag, node: ast.expr | None, module: Module) -> None:
     default = _known(module, node)
     if flag.get("kind") in ("ignored", "removed") or (flag.get("kind") == "switch" and default is False):
         return
@@ -359,17 +218,17 @@ def _put_default(flag: Flag, node: ast.expr | None, module: _Module) -> None:
         flag["default"] = default
 
 
-def _field_default(node: ast.expr | None, fields: Mapping[str, tuple[ast.AnnAssign, _Module]]) -> ast.expr | None:
+def _field_default(node: ast.expr | None, fields: Mapping[str, tuple[ast.AnnAssign, Module]]) -> ast.expr | None:
     """`ServerArgs.x` and `_declared_default("x")` mean the default of the field x."""
     field = ""
-    if isinstance(node, ast.Attribute) and _last(node.value) == "ServerArgs":
+    if isinstance(node, ast.Attribute) and last_word(node.value) == "ServerArgs":
         field = node.attr
-    elif isinstance(node, ast.Call) and _last(node.func) == "_declared_default" and node.args:
+    elif isinstance(node, ast.Call) and last_word(node.func) == "_declared_default" and node.args:
         field = str(getattr(node.args[0], "value", ""))
     return fields[field][0].value if field in fields else node
 
 
-def _known(module: _Module, node: ast.expr | None) -> Any:
+def _known(module: Module, node: ast.expr | None) -> Any:
     """The value, or None when it is absent or cannot be known."""
     try:
         return None if node is None else module.value(node)
@@ -393,8 +252,3 @@ def _is_text(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_text(node.left)
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-
-if __name__ == "__main__":
-    site = Path(sys.argv[1])
-    json.dump({"version": read_version(site), "hash": content_hash(site), "flags": read_flags(site)}, sys.stdout)

@@ -137,7 +137,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-_READER = 2  #: raised when `_source` reads more than before, so that what an older one kept is read again
+_READER = 3  #: raised when `_source` reads more than before, so that what an older one kept is read again
 
 
 def read_capabilities(python_site_dir: Path) -> Capabilities:
@@ -148,37 +148,43 @@ def read_capabilities(python_site_dir: Path) -> Capabilities:
     newer than this Python, and KeyError when its shape is not known; then `capabilities_of` still answers.
     """
     version, digest = _source.read_version(python_site_dir), _source.content_hash(python_site_dir)
-    kept = _cache_dir() / f"{version or 'unknown'}-{digest}-{_READER}.json"
-    flags = _kept(kept)
+    flags, _ = kept_flags(version, digest)
     if flags is None:
         flags = _source.read_flags(python_site_dir)
-        _keep(kept, flags)
+        keep_flags(version, digest, flags, complete=False)
+    return capabilities_from(version, flags)
+
+
+def capabilities_from(version: str, flags: Mapping[str, _source.Flag]) -> Capabilities:
+    """Capabilities of described flags; environment variables are those of the shipped table."""
     specs = {name: _flag(name, described) for name, described in flags.items()}
     return Capabilities(version, specs, capabilities_of(version).environment)
 
 
-def _cache_dir() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "servetune" / "sglang-flags"
-
-
-def _kept(path: Path) -> dict[str, _source.Flag] | None:
+def kept_flags(version: str, digest: str) -> tuple[dict[str, _source.Flag] | None, bool]:
+    """What is kept of an installation, None for nothing; and whether its own parser has been asked, too."""
     try:
-        loaded: dict[str, _source.Flag] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return loaded
+        loaded = json.loads(_kept(version, digest).read_text("utf-8"))
+        return dict(loaded["flags"]), bool(loaded["complete"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, False
 
 
-def _keep(path: Path, flags: Mapping[str, _source.Flag]) -> None:
+def keep_flags(version: str, digest: str, flags: Mapping[str, _source.Flag], complete: bool) -> None:
     """Write beside and rename, so that a reader never sees half a file. A cache that cannot be written is no error."""
+    path = _kept(version, digest)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(flags), "utf-8")
+        beside.write_text(json.dumps({"flags": dict(flags), "complete": complete}), "utf-8")
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)
+
+
+def _kept(version: str, digest: str) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "servetune" / "sglang-flags" / f"{version or 'unknown'}-{digest}-{_READER}.json"
 
 
 def releases_with(flag: str, choice: Value | None = None) -> str:
