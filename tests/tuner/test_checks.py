@@ -88,7 +88,7 @@ def test_what_the_engine_refuses_is_never_launched_and_its_word_is_kept(study):
     assert [v.layer for v in refused.rejected] == ["preflight"]
     assert refused.rejected[0].message == "page_size 48 is good for nothing"
     assert trials[16].state is TrialState.COMPLETE
-    assert len(talks) == 1
+    assert len(talks) == 2, "one reads the installation, one judges"
     assert warnings == []
     told = {
         t.user_attrs["assignment"].get("page-size"): t.user_attrs.get("preflight")
@@ -118,4 +118,4 @@ def test_checks_that_break_refuse_nothing_and_say_so_once(study, trouble, said):
     assert len(warnings) == 1
     assert "the engine's own checks are not asked before launches: " in warnings[0]
     assert said in warnings[0]
-    assert len(talks) == 1
+    assert len(talks) == 2, "one reads the installation, one judges"
