@@ -52,10 +52,12 @@ def main() -> int:
     with ThreadPoolExecutor(options.max_concurrency) as pool:
         answers = list(pool.map(ask, range(options.num_prompts)))
     client.close()
+    duration = time.monotonic() - begin
     tokens = sum(answer["output_len"] for answer in answers)
     report = {
         "max_concurrency": options.max_concurrency,
-        "output_throughput": tokens / (time.monotonic() - begin),
+        "duration": duration,
+        "output_throughput": tokens / duration,
         "ttfts": [answer["ttft"] for answer in answers],
         "itls": [answer["itl"] for answer in answers],
         "output_lens": [answer["output_len"] for answer in answers],

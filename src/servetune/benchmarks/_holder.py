@@ -41,6 +41,7 @@ class Plan:
     first: int = 0
     stride: int = 1
     arrivals: Arrivals | None = None  # None: closed loop
+    in_step: bool = False  # closed loop: the first wave's answers are whole
     node_s_per_wall_s: float = 1.0
     stall_s: float = 120.0  # wall seconds
 
@@ -214,7 +215,7 @@ class Holder:
 
     def _first_length(self, number: int, output_tokens: int) -> int:
         """Answers of a closed loop's first wave end one after the other, so that later waves do not move in step."""
-        if self._plan.arrivals is not None:
+        if self._plan.arrivals is not None or self._plan.in_step:
             return output_tokens
         return max(1, -(-output_tokens * (number + 1) // self._plan.total_concurrency))
 

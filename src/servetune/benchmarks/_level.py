@@ -44,6 +44,7 @@ class Demand:
     stall_s: float = 120.0
     goodput: GoodputLimits | None = None
     processes: int | None = None
+    in_step: bool = False
     tasks: tuple[Task, ...] = ()
 
 
@@ -140,6 +141,7 @@ class LevelRun:
             first=index,
             stride=workers,
             arrivals=self._demand.arrivals,
+            in_step=self._demand.in_step,
             node_s_per_wall_s=self._scale(),
             stall_s=self._demand.stall_s / self._scale(),
         )

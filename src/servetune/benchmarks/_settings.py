@@ -18,8 +18,10 @@ class LoadSettings(Frozen):
     `lengths`: other than the workload's fixed ones. `goodput`: limits of one request; how many kept them is told beside
     the throughput. `vocabulary_size`: where the server's model folder cannot be read here and its ids end below 30,000.
     `stall_s`: node seconds without a token in the middle of an answer after which it counts as failed. `processes`: of
-    the client; None: one, or more where cores are plenty and the concurrency is high. `tasks`: JSONL file of
-    {prompt, expected} for the correctness gate. `check_answers` False: configurations are measured without that gate.
+    the client; None: one, or more where cores are plenty and the concurrency is high. `in_step`: a closed loop's first
+    wave asks for whole answers, as other tools' do; answers of one length then stay in step for good. `tasks`: JSONL
+    file of {prompt, expected} for the correctness gate. `check_answers` False: configurations are measured without
+    that gate.
     """
 
     lengths: LengthSpec = LengthSpec()
@@ -27,6 +29,7 @@ class LoadSettings(Frozen):
     vocabulary_size: int | None = Field(default=None, ge=16)
     stall_s: float = Field(default=120.0, gt=0)
     processes: int | None = Field(default=None, ge=1, le=64)
+    in_step: bool = False
     tasks: str | None = None
     check_answers: bool = True
 
@@ -46,5 +49,6 @@ class LoadSettings(Frozen):
             vocabulary_size=self.vocabulary_size,
             stall_s=self.stall_s,
             processes=self.processes,
+            in_step=self.in_step,
             tasks=read_tasks(self.tasks) if self.tasks is not None else (),
         )
