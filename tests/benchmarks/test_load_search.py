@@ -27,13 +27,12 @@ def level(concurrency, limit_s=600.0):
     return Level(concurrency=concurrency, workload=Workload(input_tokens=16, output_tokens=20), limit_s=limit_s)
 
 
-def search(process, limits, concurrency=64):
+def search(process, limits, concurrency=64, *behaviour, limit_s=600.0, scale=8.0):
     # node time runs fast: a load is measured for nine node seconds
-    scale = 8.0
     limits = {name: bound * scale for name, bound in limits.items()}
-    server = process.behaving(*RISING)
+    server = process.behaving(*RISING, *behaviour)
     found = create(limits=limits, tolerance=0.2).run(
-        server.url, level(concurrency), WallClock(scale), lambda progress: True, {}
+        server.url, level(concurrency, limit_s), WallClock(scale), lambda progress: True, {}
     )
     assert found is not None
     return found
@@ -72,8 +71,27 @@ def test_a_limit_that_all_loads_keep_costs_one_measurement(process):
 
 def test_a_limit_that_no_load_keeps_gives_nothing(process):
     found = search(process, {"ttft_p50_s": 0.001}, concurrency=8)
-    assert (found.output_tokens_per_s, found.details["concurrency_found"]) == (0.0, 0.0)
-    assert "no load keeps the limits" in found.warnings[0]
+    assert (found.output_tokens_per_s, found.details["concurrency_found"], found.valid) == (0.0, 0.0, True)
+    assert "no load keeps the limits (tried 1, 3, 8): ttft_p50_s is" in found.warnings[0]
+
+
+def test_a_server_that_refuses_part_of_the_load_bounds_it(process):
+    found = search(process, {"ttft_p50_s": 10.0}, 16, "--refuse-above", 6, scale=20.0)
+    assert 4 <= found.details["concurrency_found"] <= 6
+    assert found.valid
+    assert any("HTTP 503" in warning for warning in found.warnings)
+
+
+def test_a_server_that_answers_nothing_is_no_result(process):
+    found = search(process, {"ttft_p50_s": 10.0}, 8, "--refuse-after", 0, scale=20.0)
+    assert (found.output_tokens_per_s, found.details["concurrency_found"], found.valid) == (0.0, 0.0, False)
+    assert any("could not be measured" in warning for warning in found.warnings)
+
+
+def test_time_that_ends_the_search_is_told(process):
+    found = search(process, {"ttft_p50_s": 0.110}, limit_s=12.0)
+    assert found.details["loads_tried"] < 6
+    assert any("the time was over before the load was found" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize("limits", [{}, {"ttft_s": 1.0}, {"speed_p50_s": 1.0}, {"ttft_p99": 1.0}, {"ttft_p99_s": 0.0}])

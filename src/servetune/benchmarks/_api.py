@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from servetune.core.errors import SpecError
 
+SHORTEST_SECRET = 6
+
 
 @dataclass(frozen=True)
 class Target:
@@ -26,6 +28,14 @@ class Target:
         """Host and port as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def hide(self, text: str) -> str:
+        """`text`, such as a server's answer, without the values of headers: they may be keys."""
+        for value in self.headers.values():
+            for secret in (value, value.rpartition(" ")[2]):  # `Bearer KEY`, and the key alone
+                if len(secret) >= SHORTEST_SECRET:
+                    text = text.replace(secret, "…")
+        return text
+
     def message(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """A whole HTTP request. Compressed answers are declined: each event should be on the wire as it is."""
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {self.authority}", "Accept-Encoding: identity"]
@@ -36,11 +46,19 @@ class Target:
 
 
 def parse_target(base_url: str, headers: Mapping[str, str]) -> Target:
-    """Split a base URL. Raises SpecError for anything but http and https."""
-    url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise SpecError(f"the server's address is {base_url!r}; expected http://host:port")
-    port = url.port or (443 if url.scheme == "https" else 80)
+    """Split a base URL. Raises SpecError for anything but http and https, and for headers that HTTP cannot carry."""
+    for name, value in headers.items():
+        if not name.isascii() or not value.isascii() or not f"{name}{value}".isprintable():
+            raise SpecError(f"the header {name!r} has a character that HTTP headers cannot carry")
+    try:
+        url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError as error:
+        raise SpecError(f"the server's address is {base_url!r}: {error}") from error
+    if url.username is not None:
+        raise SpecError("the server's address holds a name or password; send them in a header")
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+        raise SpecError(f"the server's address is {base_url!r}; expected http://host:port, or with a path after it")
     return Target(url.hostname, port, url.path.rstrip("/"), url.scheme == "https", dict(headers))
 
 

@@ -25,6 +25,7 @@ class Asking:
 
     def __init__(self, target: Target, api: Literal["sglang", "openai"], model: str, at_once: int) -> None:
         self._api = api
+        self._hide = target.hide
         self._model = model
         self._client = ControlClient(target, PATIENCE_S)
         self._executor = ThreadPoolExecutor(at_once, thread_name_prefix="servetune-asking")
@@ -68,7 +69,7 @@ class Asking:
             body = {"model": self._model, "prompt": list(ids), "temperature": 0, "max_tokens": ANSWER_TOKENS}
             reply = self._client.ask("POST", "/v1/completions", {**body, "ignore_eos": True, "logprobs": TOP})
         if reply.status != 200:
-            return Answer(asked=ANSWER_TOKENS, error=f"HTTP {reply.status}: {reply.text}")
+            return Answer(asked=ANSWER_TOKENS, error=self._hide(f"HTTP {reply.status}: {reply.text}"))
         return read_answer(reply.json(), ANSWER_TOKENS)
 
 

@@ -190,6 +190,13 @@ def of_silence(requests: Requests, events: Events, end_s: float) -> Iterable[Fin
         )
 
 
+def of_unanswered(requests: Requests, end_s: float) -> Iterable[Finding]:
+    """A server that takes requests and says nothing, told where no token came at all."""
+    waiting = requests.sent_s[requests.outcome == Outcome.IN_FLIGHT]
+    if len(waiting):
+        yield Finding(f"{len(waiting)} requests had not been answered after {end_s - float(np.min(waiting)):.1f} s")
+
+
 def of_steadiness(events: Events, window: Window, half_width: float, settled: bool) -> Iterable[Finding]:
     """Drift beyond noise, and a start before two windows agreed. `half_width`: of the throughput's interval."""
     middle_s = (window.begin_s + window.end_s) / 2

@@ -12,8 +12,9 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from servetune.benchmarks._endings import Closing, has_content, read_closing, refusal, short
 from servetune.benchmarks._events import EventSplitter
 from servetune.benchmarks._http import AnswerReader, MalformedAnswerError
 from servetune.benchmarks._records import Records
@@ -195,6 +196,8 @@ class Connection(asyncio.Protocol):
         try:
             body = self._reader.feed(data)
             if self._reader.status == 200:
+                if not self._new:
+                    self._error_body = (self._error_body + body)[:2000]  # it may be no event stream at all
                 self._read_events(self._splitter.feed(body) if body else ())
             elif self._reader.status:
                 self._error_body = (self._error_body + body)[:2000]
@@ -240,7 +243,7 @@ class Connection(asyncio.Protocol):
             self.fail("malformed answer: an event is not JSON")
             return
         if not isinstance(decoded, dict) or "error" in decoded:
-            self.fail(f"the server reports an error in the stream: {_short(event)}")
+            self.fail(f"the server reports an error in the stream: {short(event)}")
             return
         self._last = event
         if has_content(decoded):
@@ -260,7 +263,7 @@ class Connection(asyncio.Protocol):
         if self._reader.excess or not self._reader.keep_alive:
             self._close_softly()
         if self._reader.status != 200:
-            self._reject(f"HTTP {self._reader.status}: {_short(self._error_body)}")
+            self._reject(refusal(self._reader, self.message, self._error_body))
             return
         tokens = self._total if self._total is not None else (self._counted or self._tokens)
         closing = read_closing(self._last)
@@ -283,10 +286,17 @@ class Connection(asyncio.Protocol):
             records.input_tokens += self.input_tokens
 
     def _trouble(self, tokens: int, closing: Closing) -> str | None:
+        kind = self._reader.headers.get(b"content-type", b"text/event-stream").partition(b";")[0].strip()
+        if not tokens and kind.lower() != b"text/event-stream":
+            return f"the answer is no event stream but {short(kind)}: {short(self._error_body)}"
         if not tokens:
             return "an answer without a token"
         if not self._done and self._splitter.held:
             return "connection closed before the end of the answer"
+        if tokens != self.asked and self._counted and self._total is None:
+            return (
+                f"{tokens} events with text for {self.asked} tokens, and the server does not count its tokens (usage)"
+            )
         if tokens != self.asked:
             return f"{tokens} of {self.asked} tokens, finish reason {closing.finish_reason or 'none'}"
         return None
@@ -308,53 +318,3 @@ def _number_at(event: bytes, at: int) -> int | None:
     while end < len(digits) and 48 <= digits[end] <= 57:
         end += 1
     return int(digits[:end]) if end else None
-
-
-def has_content(decoded: dict[str, Any]) -> bool:
-    """Whether an event without a token count carries text or ids."""
-    choices = decoded.get("choices")
-    if isinstance(choices, list):
-        return any(_choice_text(choice) for choice in choices if isinstance(choice, dict))
-    return bool(decoded.get("text") or decoded.get("output_ids"))
-
-
-def _choice_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    inner = delta if isinstance(delta, dict) else choice
-    return bool(inner.get("text") or inner.get("content") or inner.get("reasoning_content"))
-
-
-class Closing(NamedTuple):
-    """What the last event of an answer says."""
-
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int = 0
-
-
-def read_closing(event: bytes) -> Closing:
-    """SGLang's `meta_info`, or OpenAI's choice and usage, out of the last event; nothing where it is not JSON."""
-    begin, end = event.rfind(b"\ndata:"), event.rfind(b"}")  # the last event, where it is a read of several
-    try:
-        decoded = json.loads(event[event.find(b"{", max(begin, 0)) : end + 1])
-    except ValueError:
-        return Closing()
-    if not isinstance(decoded, dict):
-        return Closing()
-    meta, choices, usage = decoded.get("meta_info"), decoded.get("choices"), decoded.get("usage")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    source = meta if isinstance(meta, dict) else choice
-    counts = meta if isinstance(meta, dict) else usage if isinstance(usage, dict) else {}
-    reason, details = source.get("finish_reason"), counts.get("prompt_tokens_details")
-    prompt, cached = counts.get("prompt_tokens"), counts.get("cached_tokens")
-    if isinstance(details, dict):
-        cached = details.get("cached_tokens")
-    return Closing(
-        finish_reason=reason.get("type") if isinstance(reason, dict) else reason if isinstance(reason, str) else None,
-        prompt_tokens=prompt if isinstance(prompt, int) else None,
-        cached_tokens=cached if isinstance(cached, int) else 0,
-    )
-
-
-def _short(text: bytes) -> str:
-    return " ".join(text.decode("utf-8", "replace").split())[:160]

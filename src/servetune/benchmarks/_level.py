@@ -201,6 +201,8 @@ class LevelRun:
     def _outcome(
         self, facts: ServerFacts, harvests: list[Harvest], measured: tuple[float, float], readings: list[Reading]
     ) -> Outcome:
+        for harvest in harvests:
+            harvest.records.hide_in_failures(self._target.hide)
         return Outcome(
             level=self._level,
             demand=self._demand,
@@ -211,7 +213,7 @@ class LevelRun:
             wall_origin_s=self._wall_origin_s,
             node_origin_s=self._begin_s,
             node_s_per_wall_s=self._scale(),
-            notes=self._notes,
+            notes=[self._target.hide(note) for note in self._notes],
             readings=list(readings),
             server_info=facts.info,
             given_up=self._sample.given_up,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -38,6 +39,13 @@ class Records:
         self.input_tokens = 0  # of those, as they were sent
         self.completed = 0
         self.failed = 0
+
+    def hide_in_failures(self, hide: Callable[[str], str]) -> None:
+        """Take secrets out of the reasons, which quote the server."""
+        hidden: Counter[str] = Counter()
+        for reason, count in self.failures.items():
+            hidden[hide(reason)] += count
+        self.failures = hidden
 
     def open_request(self, sent: float, asked: int) -> int:
         """A new row; returns its index."""

@@ -20,6 +20,7 @@ class ControlClient:
 
     def __init__(self, target: Target, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         scheme = "https" if target.tls else "http"
+        self.unanswered = 0  # requests that got no answer in time
         self._client = httpx.Client(
             base_url=f"{scheme}://{target.authority}{target.prefix}",
             headers=dict(target.headers),
@@ -37,6 +38,7 @@ class ControlClient:
             answer = self._client.request(method, path, json=body)
             return Reply(answer.status_code, answer.content)
         except httpx.HTTPError as error:
+            self.unanswered += isinstance(error, httpx.TimeoutException)
             return Reply(0, f"{type(error).__name__}: {error}".encode())
 
     def first_json(self, *paths: str) -> Any:
@@ -83,6 +85,8 @@ def read_facts(client: ControlClient) -> ServerFacts:
     """Model name and SGLang's `/server_info`, as far as the server has them."""
     info = client.first_json("/server_info", "/get_server_info")
     info = info if isinstance(info, dict) else {}
+    if client.unanswered:
+        return ServerFacts(info=info)  # each further question would cost as long
     listed = client.first_json("/v1/models")
     entries = listed.get("data") if isinstance(listed, dict) else None
     first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}

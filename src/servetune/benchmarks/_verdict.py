@@ -24,6 +24,7 @@ from servetune.benchmarks._checks import (
     of_server,
     of_silence,
     of_steadiness,
+    of_unanswered,
     server_view,
 )
 from servetune.benchmarks._goodput import goodput
@@ -55,6 +56,7 @@ def judge(outcome: LevelOutcome) -> Measurement:
         noted.append(Finding(outcome.given_up, fatal=True))
     noted += of_silence(requests, events, over_s)
     if window is None:
+        noted += of_unanswered(requests, over_s) if not len(events.time_s) else ()
         effort = effort_between([harvest.effort for harvest in outcome.harvests], 0.0, outcome.over_wall_s)
         return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None), *of_client(effort, None)])
     return _figures(outcome, times, window, requests, events, [*noted, *of_requests(requests, reasons, window)])

@@ -1,7 +1,8 @@
 """Load generator: the highest throughput of one configuration at which limits are kept, by a search over the load.
 
 The level's concurrency is the most that is tried. Latencies rise with the number of requests in flight, so the largest
-number that keeps the limits is found by bisection on a logarithmic scale; the throughput there is the level's.
+number that keeps the limits is found by bisection on a logarithmic scale (`_bisection`); the throughput there, in the
+latest measurement at that load, is the level's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from pydantic import Field, field_validator
 
 from servetune.benchmarks._answering import Answering
+from servetune.benchmarks._bisection import Bisection, Verdict
+from servetune.benchmarks._checks import FAILED_AT_MOST
 from servetune.benchmarks._measure import measure
 from servetune.benchmarks._settings import LoadSettings
 from servetune.core.benchmark import GoOn, Level, Measurement, Percentiles, Progress, Workload
@@ -50,14 +53,40 @@ def create(settings: Settings) -> LoadGenerator:
 def beyond(measurement: Measurement, limits: Mapping[str, float]) -> str | None:
     """The first limit that a measurement does not keep, as a sentence; None when it keeps all."""
     for key, bound in limits.items():
-        metric, _, statistic = key.removesuffix("_s").rpartition("_")
-        percentiles: Percentiles | None = getattr(measurement, f"{metric}_s")
-        if percentiles is None:
+        value = _value(measurement, key)
+        if value is None:
             return f"{key} is not known at concurrency {measurement.concurrency}"
-        value = getattr(percentiles, statistic)
         if value > bound:
             return f"{key} is {value:.4g} s at concurrency {measurement.concurrency}, limit {bound:g} s"
     return None
+
+
+def clear(measurement: Measurement, limits: Mapping[str, float]) -> bool:
+    """Whether noise cannot have decided: all 95 % intervals lie below the limits, or one of them above its limit."""
+    intervals = {key: _interval(measurement, key) for key in limits}
+    if any(low > limits[key] for key, (low, _) in intervals.items()):
+        return True
+    return all(high < limits[key] for key, (_, high) in intervals.items())
+
+
+def _value(measurement: Measurement, key: str) -> float | None:
+    metric, _, statistic = key.removesuffix("_s").rpartition("_")
+    percentiles: Percentiles | None = getattr(measurement, f"{metric}_s")
+    return None if percentiles is None else float(getattr(percentiles, statistic))
+
+
+def _interval(measurement: Measurement, key: str) -> tuple[float, float]:
+    name, details = key.removesuffix("_s"), measurement.details
+    return details.get(f"{name}_low_s", 0.0), details.get(f"{name}_high_s", math.inf)
+
+
+def verdict_on(measurement: Measurement, limits: Mapping[str, float]) -> Verdict:
+    """A server that refuses part of the requests does not keep limits; otherwise invalid figures say nothing."""
+    if measurement.valid:
+        return Verdict.KEPT if beyond(measurement, limits) is None else Verdict.BROKEN
+    ended = measurement.requests_failed + measurement.requests_completed
+    refused = measurement.requests_completed and measurement.requests_failed > FAILED_AT_MOST * ended
+    return Verdict.BROKEN if refused else Verdict.UNMEASURED
 
 
 class LoadGenerator(Answering[Settings]):
@@ -68,13 +97,13 @@ class LoadGenerator(Answering[Settings]):
     ) -> Measurement | None:
         """Search for the load and measure there. `concurrency_found` in `details`; 0 tokens/s when no load keeps them.
 
-        A measurement that is not valid ends the search and is the answer.
+        Not valid: no load could be measured, or those above the one found could not, so that it may be too low.
         """
         return _Search(self._settings, base_url, level, clock, go_on, headers).run()
 
 
 class _Search:
-    """One level's search. `_kept`: the largest load known to keep the limits; `_broken`: the smallest that does not."""
+    """One level's search."""
 
     def __init__(
         self, settings: Settings, base_url: str, level: Level, clock: Clock, go_on: GoOn, headers: Mapping[str, str]
@@ -83,45 +112,21 @@ class _Search:
         self._clock, self._go_on, self._headers = clock, go_on, headers
         self._end_s = clock.now_s() + level.limit_s
         self._tried = 0
-        self._kept, self._broken = 0, level.concurrency + 1
-        self._best: Measurement | None = None
-        self._why = ""
+        self._bisection = Bisection(level.concurrency, settings.tolerance)
+        self._latest: dict[int, Measurement] = {}
 
     def run(self) -> Measurement | None:
-        concurrency = self._level.concurrency
-        while concurrency:
-            probe = self._measure(concurrency)
-            if probe is None or not probe.valid:
-                return None if probe is None else self._answer(probe)
-            why = beyond(probe, self._settings.limits)
-            if why is None:
-                self._kept, self._best = concurrency, probe
-            else:
-                self._broken, self._why = concurrency, why
-            concurrency = self._next()
-        return self._answer(self._best) if self._best is not None else self._none_kept()
-
-    def _next(self) -> int:
-        """The next load to try; 0 when the place is known well enough."""
-        if self._broken <= max(1, self._kept) * (1 + self._settings.tolerance) or self._broken - self._kept <= 1:
-            return 0
-        if self._kept == 0:
-            return 1
-        between = round(math.sqrt(self._kept * self._broken))
-        return min(max(between, self._kept + 1), self._broken - 1)
-
-    def _left(self) -> int:
-        """How many loads are still to be tried at most, this one counted."""
-        if self._tried == 0:
-            return 2 + self._steps(1, self._level.concurrency)
-        return 1 + self._steps(max(1, self._kept), self._broken)
-
-    def _steps(self, kept: int, broken: int) -> int:
-        cells = math.log(max(broken / kept, 1.0)) / math.log1p(self._settings.tolerance)
-        return max(0, math.ceil(math.log2(cells))) if cells > 1 else 0
+        while (load := self._bisection.next()) and (not self._tried or self._clock.now_s() < self._end_s):
+            probe = self._measure(load)
+            if probe is None:
+                return None
+            self._latest[load] = probe
+            limits = self._settings.limits
+            self._bisection.tell(load, verdict_on(probe, limits), not probe.valid or clear(probe, limits))
+        return self._answer(ended_early=load != 0)
 
     def _measure(self, concurrency: int) -> Measurement | None:
-        limit_s = max(1e-3, (self._end_s - self._clock.now_s()) / self._left())
+        limit_s = max(1e-3, (self._end_s - self._clock.now_s()) / self._bisection.left())
         level = self._level.model_copy(
             update={
                 "concurrency": concurrency,
@@ -137,21 +142,40 @@ class _Search:
     def _tell(self, progress: Progress) -> bool:
         return self._go_on(progress.model_copy(update={"concurrency": self._level.concurrency}))
 
-    def _answer(self, measurement: Measurement) -> Measurement:
-        told = (self._why,) if self._why and measurement.valid else ()
+    def _answer(self, ended_early: bool) -> Measurement:
+        found = self._bisection
+        measured = self._latest.get(found.kept) or Measurement.empty(self._level.concurrency, ())
+        told = self._told(ended_early)
+        unknown = found.bound_unmeasured
         details = {
-            **measurement.details,
-            "concurrency_found": float(measurement.concurrency),
-            "loads_tried": self._tried,
+            **measured.details,
+            "concurrency_found": float(found.kept),
+            "loads_tried": float(self._tried),
         }
+        if found.bound is not None:
+            details["concurrency_beyond"] = float(found.bound)
         change = {
             "concurrency": self._level.concurrency,
             "details": details,
-            "warnings": (*measurement.warnings, *told),
+            "valid": not unknown,
+            "warnings": (*measured.warnings, *told),
         }
-        return measurement.model_copy(update=change)
+        return measured.model_copy(update=change)
 
-    def _none_kept(self) -> Measurement:
-        found = Measurement.empty(self._level.concurrency, [f"no load keeps the limits: {self._why}"])
-        details = {"concurrency_found": 0.0, "loads_tried": float(self._tried)}
-        return found.model_copy(update={"valid": True, "details": details})
+    def _told(self, ended_early: bool) -> list[str]:
+        """Why not a higher load."""
+        found, told = self._bisection, []
+        if found.bound is not None:
+            probe = self._latest[found.bound]
+            why = beyond(probe, self._settings.limits) if probe.valid else "; ".join(probe.warnings)
+            if found.bound_unmeasured:
+                told.append(f"loads from {found.bound} requests in flight on could not be measured: {why}")
+            elif not found.kept:
+                tried = ", ".join(f"{load:,}" for load in found.tried)
+                told.append(f"no load keeps the limits (tried {tried}): {why}")
+            else:
+                told.append(why or "")
+        if ended_early:
+            bound = "" if found.bound is None else f" and {found.bound:,}"
+            told.append(f"the time was over before the load was found: it lies between {found.kept:,}{bound}")
+        return told

@@ -73,7 +73,7 @@ class LoadGenerator:
         with tempfile.TemporaryDirectory(prefix="servetune-bench-") as folder:
             command = self._command(url, level, self._settings.tokenizer or facts.model_path, headers, Path(folder))
             begin_s, begin = clock.now_s(), time.monotonic()
-            told = _Watched(command, self._settings.env, folder).until_over(level, clock, go_on)
+            told = _Watched(command, {**_key(headers), **self._settings.env}, folder).until_over(level, clock, go_on)
             if told is None:
                 return None
             scale = max(1e-9, (clock.now_s() - begin_s) / max(1e-9, time.monotonic() - begin))
@@ -105,8 +105,19 @@ class LoadGenerator:
         }
         words = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         switches = ["--tokenize-prompt", "--output-details", "--disable-tqdm"]
-        given = [text for name, value in headers.items() for text in ("--header", f"{name}={value}")]
+        given = [
+            text
+            for name, value in headers.items()
+            if name.lower() != "authorization"  # see `_key`: other users may read a command line
+            for text in ("--header", f"{name}={value}")
+        ]
         return [self._settings.python, "-m", MODULE, *words, *switches, *given, *self._settings.arguments]
+
+
+def _key(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables by which bench_serving takes an `Authorization` header: the first non-empty one counts."""
+    found = [value for name, value in headers.items() if name.lower() == "authorization"]
+    return {"OPENAI_API_KEY": "", "API_KEY": found[0]} if found else {}
 
 
 class _Watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -58,6 +59,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
 @click.option("--header", "headers", multiple=True, help="`Name: value`, sent with each request; may be repeated.")
+@click.option("--key-env", help="Variable that holds a key, sent as `Authorization: Bearer …`; never shown.")
 @click.option("--goodput", help="Limits of one request, such as ttft_s=0.5,tpot_s=0.05.")
 @click.option("--processes", type=click.IntRange(1), help="Of the client; without it, as the machine allows.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -67,7 +69,7 @@ def command(**options: Any) -> None:
     Exit status 1 when a level could not be measured or its figures must not be used.
     """
     generator = _generator(options)
-    headers = dict(_header(text) for text in options["headers"])
+    headers = dict(_header(text) for text in options["headers"]) | _key(options["key_env"])
     workload = Workload(
         input_tokens=options["input_tokens"],
         output_tokens=options["output_tokens"],
@@ -144,6 +146,15 @@ def _header(text: str) -> tuple[str, str]:
     if not found or not name.strip() or not text.isprintable():
         raise UsageError(f"--header is {text!r}; write it as 'Name: value'")
     return name.strip(), value.strip()
+
+
+def _key(variable: str | None) -> dict[str, str]:
+    """A command line can be read by others on the machine, the environment cannot."""
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise UsageError(f"--key-env names {variable}, which is not set or empty here")
+    return {"Authorization": f"Bearer {key}"}
 
 
 class View:

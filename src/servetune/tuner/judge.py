@@ -43,7 +43,7 @@ def outcome_of(spec: StudySpec, failure: Failure | None, measurements: Sequence[
 
 def beyond_limits(objective: Objective, measurement: Measurement) -> tuple[str, ...]:
     """Why a measurement is infeasible: a limit that is exceeded, or limits that a load search found no load to keep."""
-    if measurement.details.get("concurrency_found") == 0:
+    if measurement.valid and measurement.details.get("concurrency_found") == 0:
         return measurement.warnings
     return objective.beyond_limits(measurement)
 

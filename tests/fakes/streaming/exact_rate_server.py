@@ -319,7 +319,8 @@ class Connection(asyncio.Protocol):
         server, options = self.server, self.server.options
         if path in ("/generate", "/v1/completions"):
             server.requests += 1
-            if options.refuse_after is not None and server.requests > options.refuse_after:
+            full = options.refuse_above is not None and server.running >= options.refuse_above
+            if full or (options.refuse_after is not None and server.requests > options.refuse_after):
                 self.write(plain_answer(b'{"error":"overloaded"}', "503 Service Unavailable"))
                 return
             asked = json.loads(body)
@@ -368,6 +369,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ttft-s", type=float, default=0.1)
     parser.add_argument("--tokens-per-event", type=int, default=1)
     parser.add_argument("--refuse-after", type=int)
+    parser.add_argument("--refuse-above", type=int, help="requests in flight")
     parser.add_argument("--ttft-per-running-s", type=float, default=0.0, help="added for each request in flight")
     parser.add_argument("--slow-first-s", type=float, default=0.0)
     parser.add_argument("--slow-first-every", type=int, default=0)
