@@ -228,6 +228,22 @@ class NodeContract:
         assert process.stop(1) == Exit(code=1)
         assert carriers(bench.study) == []
 
+    @pytest.mark.parametrize("by", ["stop", "reclaim"])
+    def test_a_child_without_environment_that_survived_a_crash_is_gone(
+        self, bench: Bench, node: Node, tmp_path: Path, by: str
+    ) -> None:
+        process = bench.start("--wiped-child", "--crash-after-s", 0.2, "--die-by", "KILL")
+        other = node.start(bench.spec("--wiped-child"), bench.study + "-other", 7, str(tmp_path / "other"))
+        until(lambda: b"child" in log_of(process) and b"child" in log_of(other))
+        until(process.poll)
+        child, others = (int(log_of(one).partition(b"child ")[2].split()[0]) for one in (process, other))
+        assert alive(child)
+        process.stop(1) if by == "stop" else bench.node.reclaim(bench.study)
+        assert not alive(child)
+        assert alive(others), "of another study"
+        other.stop(1)
+        assert not alive(others)
+
     def test_a_zombie_counts_as_exited(self, bench: Bench) -> None:
         dump = bench.dump()
         process = bench.start("--dump", dump, "--exit-at-once")

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from contracts.node_contract import carriers
 from nodes.sshd import Sshd, needs_sshd, running
 
 from servetune.core.errors import NodeBusyError, NodeUnusableError
+from servetune.core.node import LaunchSpec
 from servetune.nodes import ssh
 from servetune.nodes._marks import Mark
 from servetune.nodes._ssh_leases import LeaseFiles, hold
@@ -119,6 +121,23 @@ def test_whoever_lost_its_lease_is_told_and_does_not_take_it_back(node, tmp_path
         lease.check()
     lease.release()
     assert json.loads(path.read_text())["study"] == "thief"
+
+
+def test_a_start_that_arrives_when_another_tuner_has_the_node_starts_nothing(node, tmp_path):
+    one = node()
+    path = tmp_path / "leases" / "machine.json"
+    spec = LaunchSpec(argv=("sleep", "600"), port=one.free_port())
+    with one.hold("late"):
+        ours = path.read_text()
+        path.write_text(json.dumps({"token": "x", "study": "thief", "host": "laptop"}) + "\n")
+        with pytest.raises(NodeBusyError, match="taken over by study 'thief'"):
+            one.start(spec, "late", 1, str(tmp_path / "1"))
+        assert carriers("late") == []
+        path.write_text(ours)
+        one.start(spec, "late", 2, str(tmp_path / "2")).stop(0.1)
+        path.unlink()  # a cleaned /tmp is no other tuner
+        one.start(spec, "late", 3, str(tmp_path / "3")).stop(0.1)
+    assert files(tmp_path) == []
 
 
 def test_of_many_contenders_one_wins(node, tmp_path):

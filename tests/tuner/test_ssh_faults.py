@@ -16,7 +16,7 @@ from contracts.node_contract import carriers
 from nodes.sshd import needs_sshd, running
 from tuner.ssh_lab import Happening, Lab
 
-from servetune.core.errors import NodeUnreachableError
+from servetune.core.errors import NodeBusyError, NodeUnreachableError, NodeUnusableError
 from servetune.core.trial import TrialState
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
@@ -119,6 +119,39 @@ def test_a_server_that_is_taken_up_and_fails_is_launched_anew(lab, undisturbed):
     happening = lab.sit(file, Happening("waiting", lambda: os.kill(server, signal.SIGKILL)))
     assert any("launched anew" in note for note in happening.notes)
     assert lab.story(file) == undisturbed
+
+
+def test_a_server_taken_up_is_ended_when_the_sitting_ends_before_its_run(lab):
+    """Such as by a driver that is another one since the reboot."""
+    file = lab.write()
+    killed(lab, file, "waiting", 0.5)
+    (server,) = servers(file.stem)
+
+    def refuse():
+        raise NodeUnusableError("the GPU driver changed")
+
+    with pytest.raises(NodeUnusableError):
+        lab.sit(file, Happening("TrialStarted", refuse))
+    assert not psutil.pid_exists(server)
+    assert lab.left() == []
+
+
+def test_who_has_lost_the_node_to_another_tuner_takes_its_server_along(lab, sshd, monkeypatch):
+    """A laptop that slept: its lease was over, and another study has taken the GPUs."""
+    monkeypatch.setattr("servetune.nodes._ssh_leases._RENEWALS", 600)
+    lease = sshd.home / "leases" / "machine.json"
+
+    def lose():
+        lease.write_text(json.dumps({"token": "x", "study": "thief", "host": "laptop"}) + "\n")
+
+    file = lab.write(workload={"concurrency": [1, 10, 20, 30]})
+    with pytest.raises(NodeBusyError, match="taken over by study 'thief'"):
+        lab.sit(file, Happening("LevelProgress", lose))
+    assert lab.left() == []
+    assert json.loads(lease.read_text())["study"] == "thief"
+    lease.unlink()
+    lab.sit(file)
+    assert {trial.state for trial in lab.trials(file)} == {TrialState.COMPLETE}
 
 
 def test_the_node_stays_away_and_the_study_goes_on_when_it_is_back(lab, sshd, undisturbed):

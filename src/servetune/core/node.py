@@ -206,7 +206,7 @@ class Adopting(Protocol):
     def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[ServerProcess, Running] | None:
         """The server that a dead tuner started from this very spec, still running; None when there is none.
 
-        Until it is stopped `reclaim` spares it. Raises NodeUnreachableError.
+        `reclaim` ends it like any other: whoever takes it up stops it first. Raises NodeUnreachableError.
         """
         ...
 

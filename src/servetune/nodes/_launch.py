@@ -14,12 +14,10 @@ from pathlib import Path
 
 from servetune.core.errors import NodeError, NodeUnusableError, SpecError
 from servetune.core.node import LaunchSpec
+from servetune.nodes._by_log import STATE_FILE, boot_id
 from servetune.nodes._environment import resolved
 from servetune.nodes._marks import Mark
 from servetune.nodes._processes import read
-
-LOG_FILE = "server.log"
-STATE_FILE = "server.json"
 
 _launches = itertools.count()
 
@@ -124,8 +122,3 @@ def note_started(launch: Launch, pid: int, log_from_bytes: int) -> None:
     """Complete `server.json`. The server runs already: a disk that fills at this moment must not orphan it."""
     with contextlib.suppress(NodeError):
         write_state(launch, pid, log_from_bytes)
-
-
-def boot_id() -> str:
-    """Names this run of the kernel: unlike a machine-id never copied with an image, and never absent in a container."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

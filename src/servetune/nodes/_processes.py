@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from servetune.nodes._by_log import mark_by_log
 from servetune.nodes._marks import Mark, Process, Snapshot, mark_in, process_in
 
 _PROC = Path("/proc")
@@ -25,7 +26,8 @@ class ThisMachine:
     def snapshot(self) -> Snapshot:
         """Everything of this user that runs at this moment."""
         processes = {process.pid: process for process in _of_this_user() if process.running}
-        marks = {pid: mark for pid in processes if (mark := mark_of(pid)) is not None}
+        told = ((pid, mark_of(pid) or mark_by_log(process)) for pid, process in processes.items())
+        marks = {pid: mark for pid, mark in told if mark is not None}
         return Snapshot(processes, marks, os.getpid())
 
     def send(self, process: Process, number: signal.Signals) -> None:

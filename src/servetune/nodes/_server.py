@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from servetune.core.node import Exit
+from servetune.nodes._by_log import LOG_FILE
 from servetune.nodes._ending import end
-from servetune.nodes._launch import LOG_FILE, Launch
+from servetune.nodes._launch import Launch
 from servetune.nodes._processes import ThisMachine
 
 LOG_CHUNK_BYTES = 1 << 20

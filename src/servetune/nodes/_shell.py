@@ -10,7 +10,7 @@ import hashlib
 import re
 import shlex
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from servetune.core.errors import SpecError
@@ -26,6 +26,18 @@ BASH = '"$(command -v bash || command -v sh)"'
 
 # Sets S and T to state and start ticks (fields 3 and 22) of process $1, empty without one; its name may hold ")".
 _TICKS = 'ticks() { S= T=; { read -r L < "/proc/$1/stat"; } 2>/dev/null || return 0; set -- ${L##*) }; S=$1 T=${20}; }'
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Lease files on the node that must still say `text` when a server starts; `lock`: under which they change.
+
+    A script that a dying connection delivers late, when another tuner has the node, then starts nothing.
+    """
+
+    lock: str
+    files: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class Detached:
     cwd: str = ""  # absolute; empty: the folder
     output_filter: Sequence[str] = ()
     filter_environment: Mapping[str, str] = field(default_factory=dict)
+    fence: Fence | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ def start(launch: Detached) -> str:
     script = _leader(launch)
     until = f"END_{hashlib.sha256(script.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
     pid_file, refusal = f"{launch.token}.pid", f"{launch.token}.refused"
+    opening, closing = _fenced(launch)
     return "\n".join(
         [
             f"mkdir -p {shlex.quote(launch.folder)} && cd {shlex.quote(launch.folder)} || exit 1",
@@ -88,11 +102,13 @@ def start(launch: Detached) -> str:
             f"rm -f {launch.token}.room",
             *([syntax] if launch.activate else []),
             f"if mkdir {launch.token}.begun 2>/dev/null; then",
+            *opening,
             # The script comes on standard input: an argument would show its secrets in the process list.
             # --fork and not &, with which a shell would make it ignore INT for good.
-            f"{marks} setsid --fork {BASH} -s <<'{until}' >/dev/null 2>&1",
+            f"{marks} setsid --fork {BASH} -s <<'{until}' >/dev/null 2>&1{' 9<&-' if closing else ''}",
             script,
             until,
+            *closing,
             "fi",
             f"I=0; while [ $I -lt {_START_LOOKS} ] && ! [ -s {pid_file} ] && ! [ -s {refusal} ]; do",
             "sleep 0.02; I=$((I + 1)); done",
@@ -103,6 +119,17 @@ def start(launch: Detached) -> str:
     )
 
 
+def _fenced(launch: Detached) -> tuple[list[str], list[str]]:
+    """What stands before and after the start: it happens under the lock of the leases, or not at all."""
+    if launch.fence is None:
+        return [], []
+    lock, text = shlex.quote(launch.fence.lock), shlex.quote(launch.fence.text)
+    refuse = f"{{ rmdir {launch.token}.begun; echo {LOST_LEASE}; exit 1; }}"
+    looks = [f"grep -qF {text} {shlex.quote(file)} 2>/dev/null || {refuse}" for file in launch.fence.files]
+    return [f"[ -r {lock} ] || {refuse}", "{", f"flock -w 20 9 || {refuse}", *looks], [f"}} 9< {lock}"]
+
+
+LOST_LEASE = "lease"
 _START_LOOKS = 3000  # a minute: activating an environment may read a lot from a slow disk
 
 
@@ -124,7 +151,7 @@ def _leader(launch: Detached) -> str:
         *_activation(launch),
         *_checks(launch),
         f"ticks $$; SIZE=$(wc -c < {LOG_FILE}); read -r BOOT < {_BOOT_ID}",
-        f'echo "$$ $T $SIZE $BOOT {launch.digest}" > {launch.token}.new',
+        f'echo "$$ $T $SIZE $BOOT {launch.digest}" {shlex.quote(_told(launch.mark))} > {launch.token}.new',
         f"mv {launch.token}.new {launch.token}.pid || exit 1",
     ]
     if not launch.output_filter:
@@ -200,7 +227,7 @@ def found(folder: str, token: str, digest: str) -> str:
         [
             f"cd {shlex.quote(folder)} 2>/dev/null || exit 0",
             _TICKS,
-            f"read -r PID STARTED FROM BOOT DIGEST 2>/dev/null < {token}.pid || exit 0",
+            f"read -r PID STARTED FROM BOOT DIGEST REST 2>/dev/null < {token}.pid || exit 0",
             f'read -r NOW < {_BOOT_ID}; ticks "$PID"; read -r UP REST < /proc/uptime',
             f'[ "$NOW" = "$BOOT" ] && [ "$DIGEST" = {digest} ] && [ "$T" = "$STARTED" ] && [ "$S" != Z ] || exit 0',
             f"[ -f {token}.exit ] && exit 0",
@@ -231,14 +258,27 @@ def log(folder: str, offset_bytes: int, limit_bytes: int) -> str:
     return f"[ -f {path} ] || exit 0; tail -c +{offset_bytes + 1} {path} | head -c {limit_bytes}"
 
 
+def _told(mark: Mark) -> str:
+    """The end of a line in the launch's pid file: whose it is."""
+    return f"{mark.starter} {mark.trial} {mark.study}"
+
+
 def snapshot() -> str:
-    """Prints what `read_snapshot` reads: three processes in all, however many there are to look at."""
+    """Prints what `read_snapshot` reads: a handful of processes in all, however many there are to look at.
+
+    `@logs`: processes that write into a launch's log, with the leader of its session; see `_by_log`.
+    """
     return "\n".join(
         [
             "echo $$; id -u",
             "echo @owners; stat -c '%n %u' /proc/[0-9]* 2>/dev/null",
             "echo @processes; cat /proc/[0-9]*/stat 2>/dev/null",
             "echo @marks; grep -zHa '^SERVETUNE_' /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'",
+            f"echo @logs; read -r NOW < {_BOOT_ID}; ls -l /proc/[0-9]*/fd/1 2>/dev/null |",
+            rf"sed -n 's|.* /proc/\([0-9]*\)/fd/1 -> \(/.*\)/{re.escape(LOG_FILE)}$|\1 \2|p' |",
+            'while read -r P D; do for F in "$D"/*.pid; do',
+            'read -r PID T FROM BOOT DIGEST TOLD < "$F" && [ "$BOOT" = "$NOW" ] && echo "$P $PID $TOLD"',
+            "done; done 2>/dev/null",
             "echo @end",
         ]
     )
@@ -246,7 +286,7 @@ def snapshot() -> str:
 
 def read_snapshot(text: bytes) -> Snapshot:
     """Raises ValueError when the output was cut."""
-    head, owners, stats, marked = (part.strip() for part in _parts(text))
+    head, owners, stats, marked, logs = (part.strip() for part in _parts(text))
     own, user = head.split()
     mine = {line.split()[0].rpartition(b"/")[2] for line in owners.splitlines() if line.split()[1] == user}
     lines = [line for line in stats.splitlines() if line.partition(b" ")[0] in mine]
@@ -258,14 +298,23 @@ def read_snapshot(text: bytes) -> Snapshot:
         path, _, entry = line.partition(b":")
         entries.setdefault(int(path.split(b"/")[2]), []).append(entry)
     marks = {pid: mark for pid, found in entries.items() if pid in processes and (mark := mark_in(found)) is not None}
-    return Snapshot(processes, marks, int(own))
+    return Snapshot(processes, {**dict(_by_log(logs, processes)), **marks}, int(own))
+
+
+def _by_log(lines: bytes, processes: Mapping[int, Process]) -> Iterator[tuple[int, Mark]]:
+    for line in lines.splitlines():
+        words = line.decode("utf-8", "surrogateescape").split(" ", 4)
+        if len(words) == 5 and words[0].isdigit() and words[1].isdigit():
+            pid, leader, starter, trial, study = words
+            if int(pid) in processes and processes[int(pid)].session == int(leader):
+                yield int(pid), Mark(study, trial, starter)
 
 
 def _parts(text: bytes) -> Iterable[bytes]:
     if not text.rstrip().endswith(b"@end"):
         raise ValueError("the output of the snapshot was cut")
     rest = text.rstrip().removesuffix(b"@end")
-    for name in (b"@owners\n", b"@processes\n", b"@marks\n"):
+    for name in (b"@owners\n", b"@processes\n", b"@marks\n", b"@logs\n"):
         part, _, rest = rest.partition(name)
         yield part
     yield rest

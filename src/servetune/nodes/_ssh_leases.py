@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from servetune.core.errors import NodeBusyError, NodeError, NodeUnusableError
+from servetune.nodes._shell import Fence
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._starter import lives, this_tuner
 
@@ -151,6 +152,19 @@ class FarLease:
                 f"the node was taken over by {_named(self._taken_by)} while this tuner could not renew its lease in "
                 f"{self._files.folder}; stop here, and resume when that one is done"
             )
+
+    @property
+    def fence(self) -> Fence | None:
+        """What a start on the node looks for; None once it is given back."""
+        if self._stop.is_set():
+            return None
+        files = tuple(f"{self._files.folder}/{name}.json" for name in self._names)
+        return Fence(f"{self._files.folder}/lock", files, f'"token": "{self._owner["token"]}"')
+
+    def renew(self) -> None:
+        """Renew it now. Raises NodeBusyError when somebody else has it."""
+        self._taken_by = self._files.renew(self._names, self._owner)
+        self.check()
 
     def release(self) -> None:
         """Give it back. Idempotent; never raises: what cannot be given back now is void in two minutes."""

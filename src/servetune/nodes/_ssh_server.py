@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from servetune.core.errors import NodeUnusableError
 from servetune.core.node import Exit, LaunchSpec, LoadProgram
 from servetune.nodes import _shell
+from servetune.nodes._by_log import LOG_FILE, STATE_FILE
 from servetune.nodes._ending import end
 from servetune.nodes._far_gpus import Intruders
 from servetune.nodes._gpus import Ask
-from servetune.nodes._launch import LOG_FILE, STATE_FILE, writing
+from servetune.nodes._launch import writing
 from servetune.nodes._marks import LOAD, Mark, members
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
@@ -62,7 +63,6 @@ class FarServer:
         guards: Sequence[Guard],
         load: Callable[[Mark], FarProgram],
         gpus: tuple[Ask, str | None],
-        ended: Callable[[Mark], None] = lambda mark: None,
     ) -> None:
         self.pid = started.pid
         self.mark: Mark = launch.mark
@@ -75,7 +75,6 @@ class FarServer:
         self._time_scale = time_scale
         self._guards = guards
         self._start_load = load
-        self._ended = ended
         self._intruders = Intruders(*gpus, self._own_pids, self._known_pids)
         self._load: FarProgram | None = None
         self._segments: set[tuple[int, str]] = set()  # of /dev/shm, seen in use by the server
@@ -182,7 +181,8 @@ class FarServer:
             self._load.close()
             self._load = None
         if grace_s > 0:
-            self._look_at_segments()
+            with suppress(NodeUnusableError):  # a process that hangs in the kernel hangs who reads its memory map
+                self._look_at_segments()
         end(FarMachine(self._link, patience_s), self._is_mine, wall_s)
         if self._segments:
             self._link.run(_shell.remove_segments(self._segments), patience_s=patience_s)
@@ -190,7 +190,6 @@ class FarServer:
         code = self.poll()
         for guard in self._guards:
             guard.check()
-        self._ended(self.mark)
         return code or Exit(code=None)
 
     def _status(self, offset_bytes: int, limit_bytes: int) -> tuple[_shell.Status, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
-from servetune.nodes._launch import boot_id
+from servetune.nodes._by_log import boot_id
 from servetune.nodes._marks import Mark
 from servetune.nodes._processes import read
 

@@ -23,12 +23,13 @@ from servetune.core.errors import NodeUnusableError, ProgramEndedError, Servetun
 from servetune.core.node import LaunchSpec, NodeFacts, Text
 from servetune.core.space import Frozen
 from servetune.nodes import _local_doctor
+from servetune.nodes._by_log import LOG_FILE, boot_id
 from servetune.nodes._checkup import Checkup
 from servetune.nodes._conversation import LocalConversation
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import inherited, resolved
 from servetune.nodes._gpus import Command, MemoryGuard, gpu_facts
-from servetune.nodes._launch import LOG_FILE, Launch, boot_id, left_behind, note_started, prepared, write_state, writing
+from servetune.nodes._launch import Launch, left_behind, note_started, prepared, write_state, writing
 from servetune.nodes._marks import FILTER
 from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import ThisMachine

@@ -12,8 +12,9 @@ from pydantic import Field
 from servetune.core.clock import WallClock
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import Frozen
+from servetune.nodes._by_log import boot_id
 from servetune.nodes._ending import reclaimed
-from servetune.nodes._launch import boot_id, left_behind, prepared
+from servetune.nodes._launch import left_behind, prepared
 from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import ThisMachine, read
 from servetune.nodes._server import LocalServer

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -79,7 +80,7 @@ class SshNode:
         self._notes = notes
         self._engine: tuple[str | None, str | None] | None = None
         self._where: Place | None = None
-        self._adopted: set[Mark] = set()
+        self._held: FarLease | None = None
 
     def identity(self) -> str:
         """The machine, by its boot id, and the GPUs that are used."""
@@ -91,7 +92,8 @@ class SshNode:
 
     def hold(self, study: str) -> FarLease:
         """Keep the GPUs for a study by lease files on the node. Raises NodeBusyError."""
-        return hold(self._leases, self._lease_names(), study)
+        self._held = hold(self._leases, self._lease_names(), study)
+        return self._held
 
     def measuring(self, study: str, go_on: Callable[[str], bool]) -> AbstractContextManager[bool]:
         """While it lasts no other study of other GPUs of this node measures."""
@@ -174,12 +176,9 @@ class SshNode:
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
-        spared = {mark.starter for mark in self._adopted}
         machine = FarMachine(self.link)
         end(machine, lambda mark: mark.study == HELPERS and is_far(mark) and lives(tuner_of(mark)) is False, 0.0)
-        return reclaimed(
-            machine, lambda mark: mark.study == study and mark.starter not in spared and self._left_behind(mark)
-        )
+        return reclaimed(machine, lambda mark: mark.study == study and self._left_behind(mark))
 
     def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[FarServer, Running] | None:
         """A server that a dead tuner left running; see `core.node.Adopting`."""
@@ -192,7 +191,6 @@ class SshNode:
             said = self.link.run(_shell.found(launch.folder, token, _digest(spec))).text
             started = read_started(said)
             if isinstance(started, Started):
-                self._adopted.add(mark)
                 age_s = float(said.split()[1]) * self.clock.time_scale
                 server = FarServer(
                     self.link,
@@ -204,7 +202,6 @@ class SshNode:
                     [FarPortGuard(self.link, spec.port, was_free=True)],
                     self._load,
                     (self.link.ask, self._visible()),
-                    self._adopted.discard,
                 )
                 return server, Running(age_s=age_s)
         return None
@@ -267,13 +264,18 @@ class SshNode:
         for _ in range(_START_TRIES):
             number = next(_launches)
             mark = replace(launch.mark, starter=f"{this_tuner()}/{number}")
-            launch = replace(launch, mark=mark, token=_token(mark))
+            fence = self._held.fence if self._held is not None else None
+            launch = replace(launch, mark=mark, token=_token(mark), fence=fence)
             answer = read_started(self.link.run(_shell.start(launch), _START_S).text)
             if isinstance(answer, Started):
                 return launch, answer
             said = answer
-            if _COULD_NOT not in said:
+            if self._held is not None and said == _shell.LOST_LEASE:
+                self._held.renew()
+            elif _COULD_NOT not in said:
                 break
+            else:  # it may come yet
+                end(FarMachine(self.link), partial(_same_launch, mark), 0.0)
         raise self._refusal(launch, said)
 
     def _refusal(self, launch: Detached, said: str) -> ServetuneError:
@@ -368,6 +370,10 @@ class SshNode:
         if self._engine is None or again:
             self._engine = engine_versions(self.link, self._settings)
         return self._engine
+
+
+def _same_launch(mark: Mark, other: Mark) -> bool:
+    return (other.study, other.starter) == (mark.study, mark.starter)
 
 
 def _token(mark: Mark) -> str:

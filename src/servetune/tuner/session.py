@@ -103,7 +103,7 @@ def run_study(
         finally:
             if state is not None:
                 store.set_state(spec.study, state, reason)
-            if state is not None and isinstance(node, Adopting):
+            if state is not None:
                 with suppress(NodeError):  # a node that cannot be reached is tidied up on resume
                     _reclaim(spec, node, guarded)
 

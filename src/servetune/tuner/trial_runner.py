@@ -147,21 +147,27 @@ class TrialRunner:
         return Watch(job.trial, process, reader, self._node.clock, self._listener, self._stop, started_s)
 
     def _end(self, job: Job, watch: Watch, result: RunResult) -> None:
-        """Stop the server, whatever happened; an impatient second Ctrl-C gives it no grace."""
-        self._listener.on(Step(name="stopping", trial=job.trial))
+        """Stop the server, whatever happened: also when the lease was lost, which the listener raises at each step."""
         before_s = self._node.clock.now_s()
         try:
-            grace_s = self._spec.timeouts.stop_s
-            watch.process.stop(min(grace_s, DYING_S) if watch.reader.decided else grace_s)
-        except KeyboardInterrupt:
-            watch.process.stop(0.0)
-            raise
+            self._listener.on(Step(name="stopping", trial=job.trial))
+        finally:
+            self._stop_server(watch)
         now_s = self._node.clock.now_s()
         job.recorder.phase("stop", now_s - before_s)
         result.node_s = now_s - watch.started_s
         job.recorder.progress(result.node_s)
         result.log_facts = {**watch.reader.facts(), SERVED: result.served}
         result.log_warnings = sentences(job.assignment, result.served, tuple(watch.reader.warnings()))
+
+    def _stop_server(self, watch: Watch) -> None:
+        """An impatient second Ctrl-C gives it no grace."""
+        grace_s = self._spec.timeouts.stop_s
+        try:
+            watch.process.stop(min(grace_s, DYING_S) if watch.reader.decided else grace_s)
+        except KeyboardInterrupt:
+            watch.process.stop(0.0)
+            raise
 
     def _serve(self, job: Job, watch: Watch, result: RunResult) -> Failure | None:
         failure = self._until_ready(job, watch)

@@ -25,6 +25,8 @@ def main() -> None:
         return
     if args.grandchild is not None:
         grandchild(args.grandchild, args.ignore)
+    if args.wiped_child:
+        wiped_child()
     if args.zombie:
         zombie()
     if args.flood_bytes:
@@ -48,6 +50,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--grandchild", type=int, help="leave a child in a session of its own that listens on this port"
     )
+    parser.add_argument("--wiped-child", action="store_true", help="leave a child that shows no environment")
     parser.add_argument("--zombie", action="store_true", help="leave a child that has ended and is not waited for")
     parser.add_argument("--flood-bytes", type=int, default=0, help="print that many bytes at once")
     parser.add_argument("--hang", action="store_true", help="never serve, never say anything more")
@@ -93,6 +96,12 @@ def grandchild(port: int, ignored: str) -> None:
     words = [sys.executable, __file__, "--port", str(port), "--ignore", ignored]
     code = f"import subprocess; subprocess.Popen({words!r}, start_new_session=True)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def wiped_child() -> None:
+    """As setproctitle leaves SGLang's schedulers."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env={})
+    say(f"child {child.pid} started")
 
 
 def zombie() -> None:
