@@ -1,6 +1,13 @@
-"""One thread for linear algebra: matrices are small, and threads that wait for each other count as computing time."""
+"""One thread for linear algebra: matrices are small, and threads that wait for each other count as computing time.
+
+And a reaper: whatever cuts a test run off, nothing that it started stays on the machine.
+"""
 
 import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -9,3 +16,16 @@ for contract in ("load_generator_contract", "node_contract", "storage_contract",
     pytest.register_assert_rewrite(f"contracts.{contract}")
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+REAPER = Path(__file__).parent / "fakes" / "reaper.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reaper(tmp_path_factory):
+    """Waits for the end of this process, in a session of its own: signals to this one's group do not reach it."""
+    os.environ["TEST_RUN"] = run = uuid.uuid4().hex
+    words = [sys.executable, "-S", str(REAPER), run, str(tmp_path_factory.getbasetemp())]
+    environ = {name: value for name, value in os.environ.items() if name != "TEST_RUN"}
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, env=environ)
+    yield
+    process.communicate(b"over")

@@ -41,7 +41,12 @@ class Sshd:
         self.home.mkdir(exist_ok=True)
         self.answers = folder / "answers"  # of the stand-in GPUs, once they are put
         self.options: dict[str, str] = {}
-        self.environment = {"HOME": str(self.home), "PATH": os.environ["PATH"]}  # of those who log in
+        # of those who log in; TEST_RUN for the reaper
+        self.environment = {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "TEST_RUN": os.environ.get("TEST_RUN", ""),
+        }
         self.know()
         self._process: subprocess.Popen[bytes] | None = None
 
