@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from servetune.cli._virtual_study import simulate
 from servetune.core.study import Confirmation, NamedChoice, Retries
+from servetune.search.learning import Learned
 
+#: Nothing is learned from crashes but by the sampler itself.
+UNTAUGHT = {("tuner.knowledge", "learned"): lambda subject, launches: Learned()}
 #: Peers launch no confirmation, no mended configuration: all their hours go into the search.
 ALONE = {"level_sd": 0.0, "confirm": Confirmation(top=0), "retries": Retries(repairs=0)}
 
@@ -61,10 +64,8 @@ def study(strategy: str, path: Path, seed: int, hours: float) -> dict:
         changes = ABLATIONS[strategy.removeprefix("adaptive")]
         with changed(changes.get("constants", {})):
             return simulate(str(path), {**keys, "sampler": NamedChoice(name="adaptive"), **changes.get("keys", {})})
-    if strategy in ("random", "tpe-pruned"):
-        name = strategy.removesuffix("-pruned")
-        return simulate(str(path), {**keys, **ALONE, "sampler": NamedChoice(name=name)})
     import peers
 
-    maker: Callable = peers.MAKERS[strategy]
-    return simulate(str(path), {**keys, **ALONE, "sampler": NamedChoice(name="random")}, maker)
+    name = {"tpe-pruned": "tpe"}.get(strategy, "random")
+    with changed(UNTAUGHT):
+        return simulate(str(path), {**keys, **ALONE, "sampler": NamedChoice(name=name)}, peers.MAKERS.get(strategy))

@@ -26,9 +26,11 @@ HOURS = 24.0
 
 
 def handed() -> list[Path]:
+    """The shipped scenarios that state their optimum."""
     from servetune.simulation import scenario
 
-    return sorted((Path(scenario.__file__).parent / "scenarios").glob("*.yaml"))
+    paths = sorted((Path(scenario.__file__).parent / "scenarios").glob("*.yaml"))
+    return [path for path in paths if scenario.load_optimum(str(path)) is not None]
 
 
 def scenario_files(kind: str) -> list[Path]:

@@ -1,5 +1,6 @@
 """The adaptive sampler on Optuna studies: what it proposes, what it learns, how long it takes."""
 
+import dataclasses
 import math
 import time
 
@@ -15,6 +16,7 @@ from servetune.core.space import CategoricalDomain, FloatDomain, IntDomain, Para
 from servetune.search._grid import Grid
 from servetune.search._history import Context, Seen
 from servetune.search._memory import Memory
+from servetune.search.objections import Objections, Rule
 from servetune.search.refusals import Refusals
 from servetune.search.samplers import adaptive
 from servetune.search.sampling import Reseeded, quiet_optuna, suggest
@@ -48,6 +50,7 @@ class Loop:
     def __init__(self, seed=0, space=SPACE, rejected=lambda point: False):
         self.space, self.rejected, self.promises = space, rejected, []
         self.refusals = Refusals(space, lambda point: [tuple(point)] if rejected(point) else [])
+        self.objections, self.blocked = Objections(space, dict), []
 
         def made(seed):
             sampler = adaptive.create(adaptive.Settings(), seed, space)
@@ -61,6 +64,10 @@ class Loop:
 
     def effective_key(self, point):
         return repr(sorted(point.items()))
+
+    def blocks(self, rule, point):
+        self.blocked.append((rule, point))
+        return True
 
     def expects(self, gain_per_node_hour):
         self.promises.append(gain_per_node_hour)
@@ -112,6 +119,39 @@ def test_what_the_engine_rejects_and_what_was_seen_is_not_proposed():
     points = [loop.step() for _ in range(8)]
     assert not any(point["runner"] == "cutlass" or point["overlap"] for point in points)
     assert len({repr(point) for point in [BASE, *points]}) == 9
+
+
+def rule(name, **clauses):
+    holds = lambda view: all(view.get(flag) == value for flag, value in clauses.items())  # noqa: E731
+    return Rule(name, name, frozenset(clauses), holds)
+
+
+def test_what_a_learned_rule_forbids_is_not_proposed_and_the_rule_hears_of_it():
+    loop = Loop()
+    loop.objections.rules = [rule("no-mooncake", a2a="mooncake"), rule("no-pair", runner="cutlass", overlap=True)]
+    loop.baseline()
+    points = [loop.step() for _ in range(12)]
+    assert not any(point["a2a"] == "mooncake" for point in points)
+    assert not any(point["runner"] == "cutlass" and point["overlap"] for point in points)
+    assert {name for name, _ in loop.blocked} == {"no-mooncake", "no-pair"}
+    assert all(point["a2a"] == "mooncake" for name, point in loop.blocked if name == "no-mooncake")
+
+
+@given(space=spaces(), seed=st.integers(0, 2**16))
+@settings(max_examples=20, deadline=None)
+def test_objections_to_many_points_are_those_to_each(space, seed):
+    grid, rng = Grid(space), np.random.default_rng(seed)
+    rows = grid.random(40, rng)
+    objections = Objections(space, space.expand)
+    wanted = [space.expand(grid.decode(row)) for row in grid.random(3, rng)]
+    rules = [rule(str(i), **dict(list(flags.items())[-2:])) for i, flags in enumerate(wanted)]
+    for _ in range(2):  # the second time out of what is kept
+        objections.rules = [*rules, rule("all", **{"tp-size": 8})]
+        for row, place in zip(rows, objections.first(rows).tolist(), strict=True):
+            holding = [r.name for r in objections.rules if r.holds(space.expand(grid.decode(row)))]
+            assert objections.rules[place].name == holding[0]
+    objections.rules = []
+    assert (objections.first(rows) == -1).all()
 
 
 def test_ten_workers_that_ask_at_once_get_ten_points():
@@ -180,6 +220,24 @@ def loaded(number, fraction, batch, slug=None, phase="done", complete=True):
     point = {**BASE, "mem-fraction-static": fraction, "cuda-graph-max-bs": batch}
     return Seen(number=number, codes=grid.encode(point), complete=complete, slug=slug, phase=phase, facts=facts,
                 log_levels={256: 7.0} if complete else {})  # fmt: skip
+
+
+def test_a_baseline_outside_the_space_is_taken_as_it_was_launched():
+    """Its point is the nearest one of the space; its memory is not that point's."""
+    grid, context = Grid(SPACE), Context({256: 1.0}, 1000.0, {"mem-fraction-static": 0.62})
+    inside = loaded(0, 0.85, 128)
+    baseline = dataclasses.replace(
+        inside,
+        codes=grid.encode({**BASE, "mem-fraction-static": 0.7}),
+        baseline=True,
+        given={"cuda-graph-max-bs": 128},
+        facts={**inside.facts, "kv_tokens": 5000 * (40 - 38)},
+    )
+    memory = Memory(grid, [baseline], context, 0)
+    assert memory.launched([baseline])[0] == pytest.approx([0.62])
+    assert memory.held([baseline]) == pytest.approx([10.0])
+    held = memory.requests(np.array([grid.encode(BASE)]))
+    assert held[0] == pytest.approx(5 * 25, rel=0.02)
 
 
 def chances(memory, *points):

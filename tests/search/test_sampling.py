@@ -74,6 +74,24 @@ def test_the_point_of_an_expanded_point_is_that_point_where_flags_tell_it_apart(
             assert again[parameter.name] == pytest.approx(point[parameter.name])
 
 
+ALLREDUCE = {
+    "nccl": {"disable-custom-all-reduce": True, "env.NCCL_ALGO": "Ring"},
+    "nccl-tree": {"disable-custom-all-reduce": True, "env.NCCL_ALGO": "Tree"},
+    "custom": {"disable-custom-all-reduce": False},
+    "nvls": {"disable-custom-all-reduce": True, "enable-nccl-nvls": True},
+}
+
+
+@pytest.mark.parametrize("label", ALLREDUCE)
+@pytest.mark.parametrize("algorithm", ["Ring", "Tree", None])
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_default_that_one_label_names_does_not_speak_for_it(label, algorithm, switch):
+    """A repair or hint is shown to the sampler as what it launches, whatever the engine's defaults are."""
+    space = SearchSpace(name="s", parameters=(Parameter(name="allreduce", domain=BundleDomain(options=ALLREDUCE)),))
+    defaults = {"env.NCCL_ALGO": algorithm, "disable-custom-all-reduce": switch, "enable-nccl-nvls": False}
+    assert point_of(ALLREDUCE[label], space, defaults) == {"allreduce": label}
+
+
 @pytest.mark.parametrize("sampler", [tpe, random_sampler], ids=["tpe", "random"])
 def test_a_study_asked_again_from_its_history_asks_the_same(sampler, tmp_path):
     """The sampler keeps nothing between asks: a fresh process with the same history proposes the same points."""

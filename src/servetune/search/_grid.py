@@ -45,7 +45,7 @@ class Axis:
         """Value → index; True and 1 are kept apart, 8 and 8.0 together."""
         return {(isinstance(value, bool), value): index for index, value in enumerate(self.values)}
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the parameter."""
         return self.parameter.name

@@ -23,7 +23,8 @@ UNKNOWN_SD = 0.02
 class Seen:
     """One launched trial. `log_levels`: concurrency → log tokens/s; `sd`: its standard deviation.
 
-    `slug` None: nothing failed. `facts`: memory in GiB, and KV tokens, as the log said.
+    `slug` None: nothing failed. `facts`: memory in GiB, and KV tokens, as the log said. `given`: the assignment, which
+    may lie outside the space (a baseline's memory fraction, say), where `codes` is only the nearest point.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Seen:
     node_s: float = 0.0
     facts: Mapping[str, float] = field(default_factory=dict)
     baseline: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def _is_duplicate(trial: FrozenTrial) -> bool:
 def _seen(trial: FrozenTrial, grid: Grid) -> Seen:
     baseline = bool(trial.user_attrs.get("baseline"))
     complete = trial.value if trial.state is TrialState.COMPLETE else None
-    return seen_of(trial.number, trial.params, trial.user_attrs.get("result", {}), complete, baseline, grid)
+    given, told = trial.user_attrs.get("assignment", {}), trial.user_attrs.get("result", {})
+    return seen_of(trial.number, trial.params, told, complete, baseline, grid, given)
 
 
 def seen_of(
@@ -83,8 +86,9 @@ def seen_of(
     value: float | None,
     baseline: bool,
     grid: Grid,
+    given: Mapping[str, Any],
 ) -> Seen:
-    """A launched trial. `told`: its user attribute `result`; `value`: the objective, or None."""
+    """A launched trial. `told`: its attribute `result`; `value`: the objective, or None; `given`: its assignment."""
     levels = {int(level): rate for level, rate in told.get("levels", {}).items()}
     spread = {int(level): deviation for level, deviation in told.get("sd", {}).items()}
     if value is not None and not levels:
@@ -101,4 +105,5 @@ def seen_of(
         node_s=told.get("node_s", 0.0),
         facts=told.get("facts", {}),
         baseline=baseline,
+        given=given,
     )

@@ -74,6 +74,23 @@ class Memory:
         """Chunk size of each point, in thousands of tokens."""
         return self._value(2, CHUNK, codes, 8192.0) / 1024
 
+    def launched(self, trials: Sequence[Seen]) -> tuple[Floats, Floats, Floats]:
+        """Memory fraction, largest captured batch, and chunk size as they were launched, also outside the space."""
+        codes = np.array([t.codes for t in trials])
+        near = (self.fraction(codes), self.batch(codes), self.chunks(codes))
+        units = (1.0, 1.0, 1024.0)
+        found = [
+            np.array([self._given(t, names, n * unit) / unit for t, n in zip(trials, own.tolist(), strict=True)])
+            for names, own, unit in zip((FRACTION, GRAPH, CHUNK), near, units, strict=True)
+        ]
+        return found[0], found[1], found[2]
+
+    def _given(self, trial: Seen, names: Sequence[str], otherwise: float) -> float:
+        """The number that the assignment gives one of the flags, or the engine where the baseline leaves it out."""
+        sources = [trial.given, self._context.fixed] if trial.baseline and trial.given else [trial.given]
+        told = (source.get(name) for source in sources for name in names)
+        return next((float(v) for v in told if isinstance(v, int | float) and not isinstance(v, bool)), otherwise)
+
     def _learn_weights(self, loaded: Sequence[Seen]) -> None:
         """Memory left after the weights: that of the first launch, plus what each other value changes (ridge)."""
         plain = [p for p, axis in enumerate(self._grid.axes) if axis.place is None]
@@ -102,8 +119,8 @@ class Memory:
         return self._base_avail + rows @ self._change_mean, spread
 
     def _pool_gib(self, trial: Seen) -> float:
-        fraction = float(self.fraction(trial.codes[None, :])[0])
-        return trial.facts["avail"] - self.pre * (1 - fraction)
+        fraction, _, _ = self.launched([trial])
+        return trial.facts["avail"] - self.pre * (1 - float(fraction[0]))
 
     def _guess(self, rng: np.random.Generator) -> None:
         strata = ndtri((np.arange(GUESSES) + 0.5) / GUESSES)  # evenly spread, so that few guesses are enough
@@ -119,7 +136,7 @@ class Memory:
         """One observed size fixes the slope for each guess of the base, two fix both."""
         sizes: dict[float, float] = {}
         for trial in loaded:
-            batch = float(self.batch(trial.codes[None, :])[0])
+            batch = float(self.launched([trial])[1][0])
             if trial.facts.get("graph") and batch > 0:
                 sizes[batch] = trial.facts["graph"]
         if len(sizes) >= 2:
@@ -130,11 +147,11 @@ class Memory:
             self._graph_base = np.minimum(self._graph_base, 0.9 * used)
             self._graph_each = (used - self._graph_base) / batch
 
-    def _slack(self, codes: Codes) -> tuple[Floats, Floats]:
+    def _slack(self, fraction: Floats, batch: Floats, chunks: Floats) -> tuple[Floats, Floats]:
         """Guesses × points: GiB that stay free when graphs are captured, and when serving."""
-        headroom = self.pre * (1 - self.fraction(codes))
-        graph = self._graph_base[:, None] + self._graph_each[:, None] * self.batch(codes)
-        serving = graph + self._activation[:, None] + self._chunk[:, None] * self.chunks(codes)
+        headroom = self.pre * (1 - fraction)
+        graph = self._graph_base[:, None] + self._graph_each[:, None] * batch
+        serving = graph + self._activation[:, None] + self._chunk[:, None] * chunks
         return headroom - graph, headroom - serving
 
     def _weigh(self, seen: Sequence[Seen]) -> None:
@@ -145,7 +162,7 @@ class Memory:
         ]
         if not told:
             return
-        graph, serving = self._slack(np.array([t.codes for t in told]))
+        graph, serving = self._slack(*self.launched(told))
         sharp = SHARP * self.pre
         logs = np.zeros(GUESSES)
         for i, trial in enumerate(told):
@@ -172,10 +189,19 @@ class Memory:
         """Chance that graphs and serving fit; points that differ elsewhere only are asked once."""
         axes = [axis[0] for axis in self._numbers if axis is not None]
         _, first, which = np.unique(codes[:, axes], axis=0, return_index=True, return_inverse=True)
-        graph, serving = self._slack(codes[first])
+        rows = codes[first]
+        graph, serving = self._slack(self.fraction(rows), self.batch(rows), self.chunks(rows))
         sharp = SHARP * self.pre
         fits: Floats = self._weights @ (expit(graph / sharp) * expit(serving / sharp))
         return fits[which.ravel()]
+
+    def held(self, trials: Sequence[Seen]) -> Floats:
+        """How many requests the KV pool of each launch held at once: by its log, else as expected."""
+        expected = self.requests(np.array([t.codes for t in trials]))
+        if not self._context.tokens:
+            return expected
+        told = [t.facts.get("kv_tokens", 0.0) / self._context.tokens for t in trials]
+        return np.array([max(own, 1e-3) if own else e for own, e in zip(told, expected.tolist(), strict=True)])
 
     def requests(self, codes: Codes) -> Floats:
         """How many requests the KV pool holds at once, as expected; infinite where that is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -36,7 +37,7 @@ class Model:
 
     def __init__(self, grid: Grid, seen: Sequence[Seen], context: Context, seed: int, pending: Codes) -> None:
         self._grid = grid
-        self.feasibility = Feasibility(grid, seen)
+        self._seen = seen
         self.memory = Memory(grid, seen, context, seed)
         told = [t for t in seen if t.log_levels and t.slug is None]
         self.base = next((t for t in told if t.baseline and t.complete), next((t for t in told if t.complete), None))
@@ -56,7 +57,7 @@ class Model:
         change = np.array([[t.log_levels.get(lv, 0.0) - self.base.log_levels[lv] for lv in self.levels] for t in told])
         noise = np.array([[t.sd.get(lv, 0.0) for lv in self.levels] for t in told])
         variance = (shares**2 * noise**2).sum(1) + BETWEEN_LEVELS**2 * (1 - share)
-        mean, features = self._physics(codes, shares)
+        mean, features = self._physics(shares, *self._launched(told))
         self._tables = tables_of(grid)
         self._amplitudes = self._expected_amplitudes()
         self.gp = AdditiveGp(self._tables, self._amplitudes, codes, (shares * change).sum(1) - mean, variance, features)
@@ -66,6 +67,11 @@ class Model:
         expected, _ = self.predict(whole)
         self.incumbent = float(expected.max())
         self._untried = self._untried_pairs(whole)
+
+    @cached_property
+    def feasibility(self) -> Feasibility:
+        """What crashes taught; made only where it is asked for."""
+        return Feasibility(self._grid, self._seen)
 
     def gains(self) -> dict[int, float]:
         """Trial number to expected log value over the baseline's, of every complete trial that the model looks at."""
@@ -117,7 +123,7 @@ class Model:
         pending: Codes,
     ) -> None:
         """Points that other workers measure count as measured, with what is expected of them."""
-        _, own_features = self._physics(pending, np.tile(self.weights, (len(pending), 1)))
+        _, own_features = self._expected_physics(pending)
         expected, _ = self.gp.predict(pending, own_features)
         self.gp = AdditiveGp(
             self._tables,
@@ -131,7 +137,7 @@ class Model:
 
     def predict(self, codes: Codes) -> tuple[Floats, Floats]:
         """Expected log value over the baseline's, and its standard deviation."""
-        mean, features = self._physics(codes, np.tile(self.weights, (len(codes), 1)))
+        mean, features = self._expected_physics(codes)
         expected, spread = self.gp.predict(codes, features)
         return expected + mean, spread
 
@@ -140,32 +146,42 @@ class Model:
         result = self.feasibility.log_probability(codes)
         return result + self.memory.log_probability(codes) if self.memory.known else result
 
-    def _physics(self, codes: Codes, shares: Floats) -> tuple[Floats, Floats]:
-        """Prior mean and linear features: how many requests run at each level, and whether as captured graphs."""
-        count = len(self.levels)
-        if not self.memory.known or self.base is None:
+    def _expected_physics(self, codes: Codes) -> tuple[Floats, Floats]:
+        """`_physics` of points that nobody launched."""
+        if not self.memory.known:
             return np.zeros(len(codes)), np.zeros((len(codes), 1))
-        own = self.base.codes[None, :]
-        ours, theirs = self._running(codes), self._running(own)
-        more = np.einsum("il,ils->is", shares, self._passed(ours) - self._passed(theirs))
-        slow = self._eager(own, theirs)
+        shares = np.tile(self.weights, (len(codes), 1))
+        return self._physics(shares, self._running(self.memory.requests(codes)), self.memory.batch(codes))
+
+    def _launched(self, trials: Sequence[Seen]) -> tuple[Floats, Floats]:
+        """Running requests (trials × levels) and the largest captured batch of launches."""
+        if not self.memory.known:
+            return np.zeros((len(trials), len(self.levels))), np.zeros(len(trials))
+        return self._running(self.memory.held(trials)), self.memory.launched(trials)[1]
+
+    def _physics(self, shares: Floats, running: Floats, batch: Floats) -> tuple[Floats, Floats]:
+        """Prior mean and linear features: how many requests run at each level, and whether as captured graphs."""
+        if not self.memory.known or self.base is None:
+            return np.zeros(len(shares)), np.zeros((len(shares), 1))
+        theirs, their_batch = self._launched([self.base])
+        more = np.einsum("il,ils->is", shares, self._passed(running) - self._passed(theirs))
+        slow = self._eager(theirs, their_batch)
         slope, spread = self._slopes(theirs[0], slow[0])
-        late, early = ours > self.memory.batch(codes)[:, None], theirs > self.memory.batch(own)[:, None]
-        eager = late.astype(float) - early
-        mean = more @ slope + (shares * (self._eager(codes, ours) - slow)).sum(1)
+        eager = (running > batch[:, None]).astype(float) - (theirs > their_batch[:, None])
+        mean = more @ slope + (shares * (self._eager(running, batch) - slow)).sum(1)
         features = np.concatenate([more * spread, EAGER_SPREAD * shares * eager], axis=1)
-        assert features.shape[1] == 2 * count
+        assert features.shape[1] == 2 * len(self.levels)
         return mean, features
 
-    def _running(self, codes: Codes) -> Floats:
-        """Points × levels: requests that run at once."""
-        running: Floats = np.minimum(np.array(self.levels, dtype=float), self.memory.requests(codes)[:, None])
+    def _running(self, requests: Floats) -> Floats:
+        """Points × levels: requests that run at once, of those that the KV pool holds."""
+        running: Floats = np.minimum(np.array(self.levels, dtype=float), requests[:, None])
         return running
 
-    def _eager(self, codes: Codes, running: Floats) -> Floats:
+    def _eager(self, running: Floats, batch: Floats) -> Floats:
         """Points × levels: expected effect of decoding outside the captured graphs, 0 where graphs are large enough."""
         cost = np.interp(np.log(running), np.log(list(EAGER)), list(EAGER.values()))
-        return np.where(running > self.memory.batch(codes)[:, None], cost, 0.0)
+        return np.where(running > batch[:, None], cost, 0.0)
 
     def _passed(self, running: Floats) -> Floats:
         """Of log(running): how much lies below the first level, and between each two levels (last axis)."""

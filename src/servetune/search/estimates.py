@@ -25,6 +25,7 @@ class Told(NamedTuple):
     result: Mapping[str, Any]
     value: float | None
     baseline: bool
+    assignment: Mapping[str, Any]
 
 
 def expected_gains(
@@ -32,7 +33,7 @@ def expected_gains(
 ) -> dict[int, float]:
     """Trial number → expected logarithm of the objective over the baseline's; empty when too little is known."""
     grid = Grid(space)
-    seen = [seen_of(t.number, t.point, t.result, t.value, t.baseline, grid) for t in trials]
+    seen = [seen_of(t.number, t.point, t.result, t.value, t.baseline, grid, t.assignment) for t in trials]
     if sum(t.complete for t in seen) < 2:
         return {}
     nothing = np.empty((0, len(grid.axes)), dtype=np.int64)

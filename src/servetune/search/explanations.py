@@ -15,7 +15,7 @@ from itertools import combinations
 
 from servetune.core.failure import Failure
 from servetune.core.space import Choice
-from servetune.search.launched import Launched, Setting, chooses_kernels, has
+from servetune.search.launched import Launched, Setting, chooses_kernels, has, settled
 
 Hypothesis = frozenset[Setting]
 #: The class that says "combination".
@@ -43,9 +43,10 @@ class Suspicion:
     crash: Launched
     hypotheses: tuple[Hypothesis, ...]
 
-    def shared(self, settings: Mapping[str, Choice]) -> int:
-        """How many of the hypotheses a configuration has; `settings` as of `launched.settled`."""
-        return sum(has(settings, hypothesis) for hypothesis in self.hypotheses)
+    def postpones(self, values: Mapping[str, Choice]) -> bool:
+        """Whether a configuration (every flag in effect) has several of the hypotheses: it would not tell which."""
+        settings = settled(values)
+        return sum(has(settings, hypothesis) for hypothesis in self.hypotheses) > 1
 
 
 class Explainer:

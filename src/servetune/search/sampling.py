@@ -33,6 +33,7 @@ from servetune.core.space import (
 )
 
 if TYPE_CHECKING:
+    from servetune.search.objections import Objections
     from servetune.search.refusals import Refusals
 
 
@@ -102,14 +103,20 @@ def _nearest(parameter: Parameter, assignment: Assignment, defaults: Assignment)
 
 
 def _nearest_label(domain: BundleDomain, assignment: Assignment, defaults: Assignment) -> str:
-    """The label whose flags agree best with the assignment; the first label wins a tie."""
+    """The label that sets what the assignment does; else, with the defaults of what both leave out, the nearest one.
 
-    def agreement(flags: Mapping[str, Choice]) -> int:
-        every = {flag for option in domain.options.values() for flag in option}
-        wanted = {flag: assignment.get(flag, defaults.get(flag)) for flag in every}
-        return sum(same_value(flags.get(flag) or None, wanted[flag] or None) for flag in every)
+    The first label wins a tie. The assignment alone goes first: a default (an algorithm of NCCL, say) that only one
+    label names must not speak for that label.
+    """
+    every = {flag for option in domain.options.values() for flag in option}
+    assumed = {flag: assignment.get(flag, defaults.get(flag)) for flag in every}
 
-    return max(domain.options, key=lambda label: agreement(domain.options[label]))
+    def agreement(label: str) -> tuple[bool, int]:
+        flags = domain.options[label]
+        exact = all(same_value(flags.get(flag) or None, assignment.get(flag) or None) for flag in every)
+        return exact, sum(same_value(flags.get(flag) or None, assumed[flag] or None) for flag in every)
+
+    return max(domain.options, key=agreement)
 
 
 def _nearest_choice(choices: tuple[Choice, ...], wanted: Choice, value: Choice) -> Choice:
@@ -141,7 +148,7 @@ class Guide(Protocol):
     """What the loop tells a sampler, and hears from it."""
 
     def key(self, point: Point) -> str | None:
-        """Key of the effective configuration; None for a point that is known not to work."""
+        """Key of the effective configuration; None for a point that the engine refuses."""
         ...
 
     def effective_key(self, point: Point) -> str:
@@ -151,6 +158,15 @@ class Guide(Protocol):
     @property
     def refusals(self) -> Refusals:
         """What is known of the points that have no key; the sampler adds to it."""
+        ...
+
+    @property
+    def objections(self) -> Objections:
+        """What crashes taught against points."""
+        ...
+
+    def blocks(self, rule: str, point: Point) -> bool:
+        """Hear that a rule of `objections` kept a point from being proposed; False when something else did too."""
         ...
 
     def expects(self, gain_per_node_hour: float) -> None:

@@ -50,9 +50,8 @@ def _defaults(trials: Sequence[TrialRecord]) -> Assignment:
 
 def _told(record: TrialRecord, spec: StudySpec) -> Told:
     value = record.value if record.state is TrialState.COMPLETE else None
-    return Told(
-        record.number, record.point, told_of(_OUTCOME, _search_run(record), spec.objective), value, record.baseline
-    )
+    result = told_of(_OUTCOME, _search_run(record), spec.objective)
+    return Told(record.number, record.point, result, value, record.baseline, record.assignment)
 
 
 _OUTCOME = Outcome.model_construct(state=TrialState.COMPLETE)

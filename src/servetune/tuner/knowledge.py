@@ -18,8 +18,10 @@ from servetune.core.node import NodeFacts
 from servetune.core.space import Assignment, Choice, SearchSpace
 from servetune.core.study import StudySpec
 from servetune.core.trial import TrialRecord, TrialState
-from servetune.search.launched import Launched, kinds_of, settled
+from servetune.search.explanations import Suspicion
+from servetune.search.launched import Launched, kinds_of
 from servetune.search.learning import SURE, Learned, Subject, implies, learned
+from servetune.search.objections import Rule
 from servetune.storage import Store
 from servetune.tuner.launched import launched_of
 from servetune.tuner.progress import configuration_key
@@ -69,6 +71,7 @@ class Knowledge:
         flags, ordered = kinds_of(space)
         self._subject = Subject(spec.study, scope_of(spec, facts), flags, space.fixed, ordered)
         self._views: dict[int, Mapping[str, Choice]] = {}
+        self._keys: dict[int, str] = {}
         self._records: Sequence[TrialRecord] = ()
         self._known: set[str] = set()
         self._learned = Learned()
@@ -105,7 +108,7 @@ class Knowledge:
         """From every launch so far. Idempotent: what a killed tuner left undone, the next call does."""
         self._records = [r for r in self._store.trials(self._study) if r.runs and r.duplicate_of is None]
         launches = [one for r in self._records for one in launched_of(r, self._view_of(r))]
-        self._known = {configuration_key(self._view_of(r)) for r in self._records}
+        self._known = {self._key_of(r) for r in self._records}
         concluded = learned(self._subject, launches)
         stored = {one.key: one for one in self._store.learned(withdrawn=True)}
         wrong = {key for key, one in stored.items() if one.withdrawn and not one.withdrawn.startswith(EXPLAINED)}
@@ -122,6 +125,11 @@ class Knowledge:
         if record.number not in self._views:
             self._views[record.number] = self.view(record.assignment)
         return self._views[record.number]
+
+    def _key_of(self, record: TrialRecord) -> str:
+        if record.number not in self._keys:
+            self._keys[record.number] = configuration_key(self._view_of(record))
+        return self._keys[record.number]
 
     def _is_own(self, constraint: LearnedConstraint) -> bool:
         return bool(constraint.lessons) and all(lesson.study == self._study for lesson in constraint.lessons)
@@ -168,18 +176,25 @@ class Knowledge:
                 self._store.touch_constraint(violation.rule)
         return violation
 
-    def proposes(self, view: Mapping[str, Choice], fine: Callable[[], bool]) -> bool:
-        """For samplers: whether a point may be proposed. What kept it from being is counted once for each trial.
+    def rules(self) -> list[Rule]:
+        """For samplers: what is against proposals just now, the same that `objection` goes by."""
+        standing = [(key, one) for key, one in self._standing.items() if not self._under_test(key)]
+        found = [Rule(key, key, frozenset(c.flag for c in one.forbids), one.covers) for key, one in standing]
+        if POSTPONED not in self.tests:
+            found += map(_rule_of, self._learned.suspicions)
+        return found
+
+    def blocks(self, rule: str, view: Mapping[str, Choice], fine: Callable[[], bool]) -> bool:
+        """Whether a rule kept a sampler from proposing a new point. It is counted once for each trial.
 
         `fine`: whether nothing else is against the point; asked as seldom as it can be, because that takes time.
         """
-        violation = self._objection(view, wanted=False)
-        if violation is None:
-            return True
-        if violation.rule not in self._blocked and configuration_key(view) not in self._known and fine():
-            self._blocked.add(violation.rule)
-            self._rejections[violation.rule] += 1
-        return False
+        if rule not in self._blocked and (configuration_key(view) in self._known or not fine()):
+            return False
+        if rule not in self._blocked:
+            self._blocked.add(rule)
+            self._rejections[rule] += 1
+        return True
 
     @property
     def blocked(self) -> Sequence[str]:
@@ -194,9 +209,8 @@ class Knowledge:
 
     def _postponement(self, view: Mapping[str, Choice]) -> Violation | None:
         """A crash that is not explained forbids nothing; two of its suspects together would not tell which it was."""
-        settings = settled(view) if self._learned.suspicions else {}
         for suspicion in self._learned.suspicions:
-            if suspicion.shared(settings) > 1:
+            if suspicion.postpones(view):
                 crash = suspicion.crash
                 flags = tuple(sorted({flag for one in suspicion.hypotheses for flag, _ in one}))
                 message = f"has several suspects of the crash of trial {crash.trial}, which must be tried one by one"
@@ -250,6 +264,11 @@ class Knowledge:
         later = [r for r in self._records if r.number >= self.tests[key] and (before is None or r.number < before)]
         tries = [r.failure for r in later if constraint.covers(self._view_of(r))]
         return len(tries) >= TRIES or any(failure is not None and failure.slug == constraint.slug for failure in tries)
+
+
+def _rule_of(suspicion: Suspicion) -> Rule:
+    flags = frozenset(flag for hypothesis in suspicion.hypotheses for flag, _ in hypothesis)
+    return Rule(POSTPONED, (suspicion.crash.trial, suspicion.hypotheses), flags, suspicion.postpones)
 
 
 def patience(constraint: LearnedConstraint) -> int:

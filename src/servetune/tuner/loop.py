@@ -22,6 +22,7 @@ from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, TrialState
 from servetune.search import sampling
 from servetune.search._history import OF_MEMORY
+from servetune.search.objections import Objections
 from servetune.search.refusals import Refusals
 from servetune.storage import Store
 from servetune.tuner.checks import NodeChecks, refused_on_node, rejection, stored
@@ -71,6 +72,7 @@ class Tuner:
         self._settings = self._sampler_module.Settings.model_validate(dict(spec.sampler.settings))
         self._expected_gain: float | None = None
         self.refusals = Refusals(self._space, self._reasons)
+        self.objections = Objections(self._space, self._view)
         self._keys: dict[tuple[tuple[str, Choice], ...], str] = {}
         self._fine: dict[tuple[tuple[str, Choice], ...], bool] = {}
         self._checks = checks
@@ -132,6 +134,7 @@ class Tuner:
     def _carry_out(self, trial: Trial) -> bool:
         """Take a trial from its suggestion to its end; False when it cost no launch."""
         self._knowledge.asked(trial.number)
+        self.objections.rules = self._knowledge.rules()
         point = self._suggest(trial)
         assignment = self._assignment(trial, point)
         free = self._not_worth_it(trial) or self._free_outcome(trial.number, assignment)
@@ -294,19 +297,19 @@ class Tuner:
         self._expected_gain = gain_per_node_hour
 
     def key(self, point: Mapping[str, Choice]) -> str | None:
-        """For samplers: None for a point that would be rejected, else the key of its effective configuration."""
-        assignment = self._space.expand(point)
-        view = self._knowledge.view(assignment)
-        if not self._knowledge.proposes(view, lambda: self._key(point, assignment) is not None):
-            return None
-        return self._key(point, assignment)
-
-    def _key(self, point: Mapping[str, Choice], assignment: Assignment) -> str | None:
+        """For samplers: None for a point that the engine would refuse, else the key of its effective configuration."""
         told = tuple(point.items())
         if told not in self._fine:
             self._fine[told] = not self._engine.check(self._space.expand(point), self._facts)
         key = self.effective_key(point) if self._fine[told] else None
         return None if key in self._refused else key
+
+    def blocks(self, rule: str, point: Mapping[str, Choice]) -> bool:
+        """For samplers: whether a rule of `objections` is all that is against proposing a point."""
+        return self._knowledge.blocks(rule, self._view(point), lambda: self.key(point) is not None)
+
+    def _view(self, point: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        return self._knowledge.view(self._space.expand(point))
 
     def effective_key(self, point: Mapping[str, Choice]) -> str:
         """The key of a point's effective configuration, whether it would be rejected or not."""

@@ -102,7 +102,8 @@ class AdaptiveSampler(BaseSampler):
         pool = self._allowed(np.concatenate([pool, *(self._grid.neighbours(row, rng) for row in starts)]))
         scores = score(model, pool)
         for _ in range(ROUNDS):
-            top = pool[np.argsort(-scores, kind="stable")[:CLIMBERS]]
+            free = np.where(self._objectors(pool) < 0, scores, -np.inf)
+            top = pool[np.argsort(-free, kind="stable")[:CLIMBERS]]
             joint = [self._grid.reordered(row, JOINT, rng) for row in top]
             more = self._allowed(np.concatenate([*(self._grid.neighbours(row, rng) for row in top), *joint]))
             pool, scores = np.concatenate([pool, more]), np.concatenate([scores, score(model, more)])
@@ -125,15 +126,19 @@ class AdaptiveSampler(BaseSampler):
             set() if self._guide is None else {self._guide.effective_key(self._grid.decode(np.array(c))) for c in known}
         )
         first: Codes = ranked[0]
-        barred = self._barred(ranked)
+        barred, objectors = self._barred(ranked), self._objectors(ranked)
         for place, row in enumerate(ranked):
             if barred[place] or tuple(row) in known:
+                continue
+            if objectors[place] >= 0:
+                if self._blocked(objectors[place], row):
+                    barred |= objectors == objectors[place]
                 continue
             known.add(tuple(row))
             if self._guide is not None:
                 key = self._guide.key(self._grid.decode(row))
                 if key is None and self._guide.refusals.learn(row):
-                    barred = self._barred(ranked)
+                    barred |= self._barred(ranked)
                 if key is None or key in keys:
                     continue
                 keys.add(key)
@@ -141,6 +146,14 @@ class AdaptiveSampler(BaseSampler):
                 return np.asarray(row)
             skip = max(0, skip - 1)
         return first
+
+    def _blocked(self, rule: int, row: Codes) -> bool:
+        assert self._guide is not None
+        return self._guide.blocks(self._guide.objections.rules[rule].name, self._grid.decode(row))
+
+    def _objectors(self, codes: Codes) -> NDArray[np.int64]:
+        """Which learned rule is against each row, −1 where none is."""
+        return np.full(len(codes), -1) if self._guide is None else self._guide.objections.first(codes)
 
     def _barred(self, codes: Codes) -> NDArray[np.bool_]:
         return np.zeros(len(codes), dtype=bool) if self._guide is None else self._guide.refusals.refused(codes)
