@@ -1,6 +1,6 @@
 """Speed, memory and robustness of the SGLang log reader: `python benchmarks/log_reading.py [speed|memory|fuzz|all]`.
 
-speed   MB/s of CPU time: decode lines, the mix of a recorded load, container prefixes, start-ups and crashes
+speed   MB/s of CPU time: decode lines, the mix of a recorded load, container prefixes, start-ups and crashes, floods
 memory  a log of 2 GB: peak resident memory and MB/s
 fuzz    10,000 broken logs (cut, interleaved, corrupted, huge lines): no exception, the same answer for any chunking
 """
@@ -24,6 +24,7 @@ DECODE = (
     b"[2026-02-21 10:03:53 TP0] Decode batch, #running-req: 32, #token: 9000, token usage: 0.01, cuda graph: True, "
     b"gen throughput (token/s): 2511.00, #queue-req: 0\n"
 )
+START = b"[2026-02-21 10:00:01] server_args=ServerArgs(model_path='/m', tp_size=8)\n"
 
 
 def recorded() -> list[bytes]:
@@ -41,6 +42,27 @@ def load_mix() -> bytes:
 
 def prefixed(body: bytes, prefix: bytes) -> bytes:
     return b"".join(prefix + line + b"\n" for line in body.split(b"\n")[:-1])
+
+
+def floods() -> dict[str, bytes]:
+    """Lines that repeat but for their numbers, as a server in trouble prints them by the million."""
+    frames = b"".join(
+        b'  File "/x/site-packages/sglang/srt/layers/module%d.py", line %d, in forward\n    return self.inner(x)\n'
+        % (n, n)
+        for n in range(14)
+    )
+    error = b"torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n\n"
+    trace = b"[2026-02-21 10:05:0%d TP%d] Scheduler hit an exception: Traceback (most recent call last):\n"
+    bar = b"Loading safetensors checkpoint shards: %3d%% Completed | %d/64 [00:%02d<01:00,  1.05s/it]\n"
+    lines = {
+        "NCCL debug lines": b"node1:1%02d:2%d [%d] NCCL INFO Channel 0%d/0 : 1[1] -> 2[2] via P2P/IPC/read\n",
+        "NCCL warnings": b"node1:1%02d:2%d [%d] transport/net_ib.cc:%d NCCL WARN NET/IB : completion with status=12\n",
+        "refused requests": b'[2026-02-21 10:%02d:%02d] INFO:     10.0.0.%d:4%03d - "POST /generate HTTP/1.1" 503 Busy\n',
+    }
+    made = {name: b"".join(line % (n % 60, n % 60, n, n) for n in range(200)) for name, line in lines.items()}
+    made["progress bars"] = b"".join(bar % (n, n, n % 60) for n in range(64))
+    made["tracebacks of 8 ranks"] = b"".join(trace % (n, n) + frames + error for n in range(8))
+    return made
 
 
 def feed(body: bytes, total: int) -> tuple[float, SglangLogReader]:
@@ -65,9 +87,10 @@ def speed(total: int = 200_000_000) -> None:
         spent, reader = feed(body, total)
         lines = reader.facts()["lines"]
         print(f"{name:32} {total / spent / 1e6:6.0f} MB/s  {lines / spent / 1e6:5.2f} M lines/s")
-    startup = b"".join(recorded())
-    spent, _ = feed(startup, 20_000_000)
-    print(f"{'start-ups and crashes only':32} {20 / spent:6.0f} MB/s")
+    starts = {"start-ups and crashes only": b"".join(recorded()), **{name: START + b for name, b in floods().items()}}
+    for name, body in starts.items():
+        spent, reader = feed(body, total // 5)
+        print(f"{name:32} {total / 5 / spent / 1e6:6.0f} MB/s")
 
 
 def memory(total: int = BIG_BYTES) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from servetune.core.failure import Phase
 from servetune.engines.sglang import _log_notices
 from servetune.engines.sglang._log_args import differences, parse_command, parse_server_args
+from servetune.engines.sglang._log_floods import Floods, Kind
 from servetune.engines.sglang._log_lines import HEAD_BYTES, TAIL_BYTES, LineCleaner, LineSplitter
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang.logs import SglangLogReader
@@ -156,7 +157,7 @@ def test_dull_lines_may_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skipping lines without a telling word changes nothing that can be seen."""
     raws = [path.read_bytes() for path in PATHS] + [case.build(Log()).text().encode() for case in CASES]
     with_skipping = [everything(read(raw)) for raw in raws]
-    monkeypatch.setattr("servetune.engines.sglang.logs.is_dull", lambda raw: False)
+    monkeypatch.setattr(Floods, "_kind_of", lambda self, shape, raw, known: Kind.READ)
     assert [everything(read(raw)) for raw in raws] == with_skipping
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from servetune.core.space import Value
@@ -44,7 +45,8 @@ def flag_name(name: str) -> str:
     return ALIASES.get(plain, plain)
 
 
-def parse_server_args(text: str) -> dict[str, Any]:
+@lru_cache(maxsize=64)
+def parse_server_args(text: str) -> Mapping[str, Any]:
     """Flag → value out of `server_args=ServerArgs(a=1, …)` or `server_args={'a': 1, …}`; empty when there is none.
 
     A cut line gives what is complete. Values that are not plain literals stay text.

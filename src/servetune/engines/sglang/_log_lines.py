@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 #: A physical line longer than the sum is shortened to its first and last bytes (a `server_args=` line has about 20 KB).
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 16 * 1024
 #: Longest text of one clean line, in characters; `server_args=` needs most of it.
 MAX_TEXT = HEAD_BYTES + TAIL_BYTES
+#: Physical lines without the logger's stamp repeat (frames of tracebacks above all): how many of which length are kept.
+REMEMBERED, REMEMBERED_BYTES = 4096, 400
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[@-Z\\-_])?|^\[\d{1,2}(?:;\d{1,2})*m|\[0?m$")
 _RANKS = r"((?: [A-Z][A-Z_]{0,7}\d+)*)"
+#: Escapes, and what is left of them where a terminal's escape character got lost; several lines in one.
+_SPECIAL = ("\x1b", "\x00", "\r", "\n", "[0m", "[m")
 _STAMP = re.compile(rf"\[(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?{_RANKS}\] ?")
 _SHORT_STAMP = re.compile(rf"^\[(?:\d\d-\d\d )?(\d\d:\d\d:\d\d){_RANKS}\] ?")
 _RANK_ONLY = re.compile(r"^\[([A-Z]{2,4}\d+(?: [A-Z]{2,4}\d+)*)\] ")
 _TORCH = re.compile(r"^\s?\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
 _NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
-_BAR = re.compile(r"\d+%[|]|\d+it \[|%[|]")
+_BAR = re.compile(r"%[|]|\d+it \[")
 _CONTAINER = (
     re.compile(r"^\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)\] ?"),  # Jenkins and others
     re.compile(r"^(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,\d+\]<std(?:err|out)>: ?"),  # mpirun
@@ -42,8 +46,7 @@ _CONTAINER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One clean line. `stamp_s`: its own time stamp in seconds, None without one; `rank` as printed (`DP0 TP3`)."""
 
     number: int
@@ -107,28 +110,63 @@ def clip(raw: bytes) -> bytes:
 class LineCleaner:
     """Removes colours, carriage returns and container prefixes; remembers a prefix that it saw before a time stamp."""
 
-    def __init__(self) -> None:
-        self._learned = ""
+    def __init__(self, learned: str = "") -> None:
+        self.learned = learned
 
-    def clean(self, number: int, raw: bytes) -> Iterator[Line]:
+    def clean(self, number: int, raw: bytes) -> Sequence[Line]:
         """The lines of one physical line. An empty physical line gives one empty line: it ends a traceback."""
-        text = clip(raw).decode("utf-8", "replace").replace("\x00", "")
-        if text.startswith('{"'):
-            text = _unpack_json(text)
-        for line in text.rstrip("\r\n").split("\n"):
-            source, line = self._strip_prefix(_ANSI.sub("", line))
-            for part in _parts(line):
-                yield _line(number, part, source)
+        if raw.startswith(b"[20") and (plain := _plain(number, raw)) is not None:
+            return (plain,)
+        known = _cleaned if len(raw) <= REMEMBERED_BYTES else _cleaned.__wrapped__
+        self.learned, lines = known(self.learned, raw)
+        return [Line(number, one.text, one.stamp_s, one.rank, one.source, one.stamped) for one in lines]
 
-    def _strip_prefix(self, text: str) -> tuple[str, str]:
-        if self._learned and text.startswith(self._learned):
-            return self._learned.strip(), text[len(self._learned) :]
-        source, text = _without_container(text)
-        stamp = _STAMP.search(text, 0, 200)
-        if stamp and 0 < stamp.start() <= 80 and not source and _looks_like_prefix(text[: stamp.start()]):
-            self._learned = text[: stamp.start()]
-            return self._learned.strip(), text[stamp.start() :]
-        return source, text
+    def peek(self, raw: bytes) -> Sequence[Line]:
+        """The same, as number 0, without remembering a prefix."""
+        return LineCleaner(self.learned).clean(0, raw)
+
+
+def _plain(number: int, raw: bytes) -> Line | None:
+    """A line that is as the engine's logger wrote it; None when anything about it is special."""
+    if len(raw) > MAX_TEXT:
+        return None
+    text = raw.decode("utf-8", "replace").rstrip("\r\n")
+    stamp = _STAMP.match(text)
+    if stamp is None or any(map(text.__contains__, _SPECIAL)):
+        return None
+    if text.find("[", 1) > 0 and _STAMP.search(text, 1):
+        return None
+    return Line(number, text[stamp.end() :], _seconds(stamp[1]), stamp[2].strip() or None, "", stamped=True)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _cleaned(learned: str, raw: bytes) -> tuple[str, tuple[Line, ...]]:
+    """The prefix that is known then, and the lines of one physical line, as number 0."""
+    text = clip(raw).decode("utf-8", "replace").replace("\x00", "")
+    if text.startswith('{"'):
+        text = _unpack_json(text)
+    lines: list[Line] = []
+    for line in text.rstrip("\r\n").split("\n"):
+        learned, source, rest = _strip_prefix(learned, _without_escapes(line))
+        lines += (_line(0, part, source) for part in _parts(rest))
+    return learned, tuple(lines)
+
+
+def _without_escapes(text: str) -> str:
+    coloured = "\x1b" in text or text.startswith("[") or text.endswith("m")
+    return _ANSI.sub("", text) if coloured else text
+
+
+def _strip_prefix(learned: str, text: str) -> tuple[str, str, str]:
+    """The known prefix, the source that it names, and the line without it."""
+    if learned and text.startswith(learned):
+        return learned, learned.strip(), text[len(learned) :]
+    source, text = _without_container(text)
+    stamp = _STAMP.search(text, 0, 200)
+    if stamp and 0 < stamp.start() <= 80 and not source and _looks_like_prefix(text[: stamp.start()]):
+        learned = text[: stamp.start()]
+        return learned, learned.strip(), text[stamp.start() :]
+    return learned, source, text
 
 
 def _without_container(text: str) -> tuple[str, str]:
@@ -165,15 +203,17 @@ def _unpack_json(text: str) -> str:
 def _parts(text: str) -> list[str]:
     """Split at carriage returns (only the last of several progress bars is kept) and before a stamp inside a line."""
     pieces = [piece for piece in text.split("\r") if piece] if "\r" in text else [text]
-    parts: list[str] = []
-    for piece in pieces:
-        start = 0
-        for stamp in _STAMP.finditer(piece, 1):
-            parts.append(piece[start : stamp.start()])
-            start = stamp.start()
-        parts.append(piece[start:])
+    parts = pieces if _STAMP.search(text, 1) is None else [part for piece in pieces for part in _stamped_parts(piece)]
     bars = [index for index, part in enumerate(parts) if _BAR.search(part)] if len(parts) > 1 else []
-    return [part for index, part in enumerate(parts) if index not in bars[:-1]] or [""]
+    if len(bars) < 2:
+        return parts or [""]
+    dropped = frozenset(bars[:-1])
+    return [part for index, part in enumerate(parts) if index not in dropped]
+
+
+def _stamped_parts(piece: str) -> list[str]:
+    starts = [0, *(stamp.start() for stamp in _STAMP.finditer(piece, 1))]
+    return [piece[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def _line(number: int, text: str, source: str) -> Line:

@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+#: Patterns look at no more of a line than this: a longer one is a prompt, a dump or broken.
+MAX_READ_TEXT = 4000
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -84,7 +87,7 @@ NOTICES: tuple[Notice, ...] = (
     _notice(r"ignoring (?:the )?(?:argument |flag |option )?--", "", "override"),
 )
 NAMED_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
-_NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this device; falling back")
+NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this device; falling back")
 
 #: A process of the server ends for good; nothing after such a line brings it back.
 DEATH = re.compile(
@@ -100,15 +103,6 @@ DEATH = re.compile(
 STOP = re.compile(
     r"SIGTERM received|Gracefully exiting|crashed with exit code -(?:15|2)\b|Received signal (?:15|2)\b"
     r"|INFO: +Shutting down|received termination signal"
-)
-#: Only these lines are compared with the table's line signatures.
-ALARM = re.compile(
-    r"(?i)error|fail|exception|assert|abort|fatal|kill|time ?d? ?-?out|out of memory|nan\b|no space|too old|driver"
-    r"|not support|not avail|unavail|cannot|unable|denied|refus|watchdog|\b503\b|\b429\b|crash|exit ?code"
-    r"|probe|accuracy|exact_match|slower|baseline|hang|queue is full|nvshmem|ibgda|mlx5dv|no kernel|terminate"
-    r"|disconnect|already in use|not available in|xid|\ufffd|tactic|memory leak|undefined symbol|bad_alloc"
-    r"|core dumped|unbalanced|warn|waiting|attempt|differ|corrupt|score|stuck|never "
-    r"|no module|: not found|command not found|exited with"
 )
 #: Words that alarm a reader of a healthy log (it is then told why they mean nothing).
 WORRYING = re.compile(
@@ -238,8 +232,13 @@ def notice_of(text: str) -> Notice | None:
                 named = tuple(flag.lstrip("-") for flag in NAMED_FLAG.findall(text))
                 return Notice(notice.text, named[:2], notice.why)
             return notice
-    match = _NOT_AVAILABLE.match(text)
-    return Notice(_NOT_AVAILABLE, (match["what"],), "hardware") if match else None
+    match = NOT_AVAILABLE.match(text)
+    return Notice(NOT_AVAILABLE, (match["what"],), "hardware") if match else None
+
+
+def worries(text: str) -> bool:
+    """Whether a reader of a healthy log would be alarmed by it."""
+    return bool(WORRYING.search(text)) and not HARMLESS.search(text)
 
 
 def is_dull(raw: bytes) -> bool:

@@ -29,8 +29,8 @@ _CAPTURE = re.compile(r"Capture (?P<what>[\w ]*?)\s?(?:cuda|CUDA|cpu) graph (?P<
 _SIZES = re.compile(r"(?:bs|num_tokens)[ =]\[([\d, ]{1,6000})\]?")
 _OLD_SIZES = re.compile(r"Capture cuda graph bs \[([\d, ]{1,6000})\]?")
 _INTEGER = re.compile(r"\d{1,9}")
-_PROGRESS = re.compile(rf"Capturing \w+(?: \w+)* \((?P<kind>bs|num_tokens)=(?P<size>\d{{1,15}}) avail_mem={_NUMBER} GB")
-_VERSION = re.compile(r"\bsglang(?:[ _-]?version)?[ =:v]+['\"]?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\w*)?)", re.I)
+CAPTURING = re.compile(rf"Capturing \w+(?: \w+)* \((?P<kind>bs|num_tokens)=(?P<size>\d{{1,15}}) avail_mem={_NUMBER} GB")
+VERSION = re.compile(r"\bsglang(?:[ _-]?version)?[ =:v]+['\"]?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\w*)?)", re.I)
 
 
 @dataclass(slots=True)
@@ -237,7 +237,7 @@ def take_marker(progress: Progress, line: Line) -> bool:
         if words in text:
             apply(progress, line)
             return True
-    match = _PROGRESS.search(text)
+    match = CAPTURING.search(text)
     if match:
         progress.capture_progress = (match["kind"], int(match["size"]), float(match.group(3)))
         return True
@@ -246,7 +246,7 @@ def take_marker(progress: Progress, line: Line) -> bool:
 
 def take_version(progress: Progress, line: Line) -> None:
     """The engine's version, where a line shows it."""
-    match = _VERSION.search(line.text) if "glang" in line.text else None
+    match = VERSION.search(line.text) if "glang" in line.text else None
     if match and progress.version is None:
         progress.version = match.group(1)
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Value
 from servetune.engines.sglang import _log_args, _log_notices, _log_phases
-from servetune.engines.sglang._failure_table import Entry, entries
+from servetune.engines.sglang._failure_table import Entry
 from servetune.engines.sglang._log_lines import Line, LineCleaner
 from servetune.engines.sglang._log_native import NativeStack
-from servetune.engines.sglang._log_notices import Notice
+from servetune.engines.sglang._log_notices import MAX_READ_TEXT, Notice
 from servetune.engines.sglang._log_phases import Progress
 from servetune.engines.sglang._log_throughput import Throughput
-from servetune.engines.sglang._log_tracebacks import Trace, TracebackAssembler
+from servetune.engines.sglang._log_tracebacks import Body, Trace, TracebackAssembler
+from servetune.engines.sglang._log_words import Topics, shape_of, topics_of
 
 #: Bounds on what is kept: first and last events per signature, notices, explaining lines, flags named in a usage text.
 PER_SIGNATURE, NOTICES, EXPLAINING, KNOWN_FLAGS = 3, 64, 16, 4096
 MAX_EVIDENCE_TEXT = 2000
-#: Patterns look at no more of a line than this: a longer one is a prompt, a dump or broken.
-MAX_READ_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,18 @@ class Run:
 
     @property
     def skims(self) -> bool:
-        """Whether dull lines may be skipped: the start is under way and no traceback is open."""
-        return self.progress.markers > 0 and not self.tracebacks.is_open and not self.native.is_open
+        """Whether lines that mean nothing may be skipped: no traceback is open."""
+        return not self.tracebacks.is_open and not self.native.is_open
+
+    @property
+    def begun(self) -> bool:
+        """Whether the start is under way; before, a stamp alone means that the command was accepted."""
+        return self.progress.markers > 0
+
+    @property
+    def awaits_body(self) -> bool:
+        """Whether a traceback has just been announced, and nothing else is going on."""
+        return self.tracebacks.fresh and not self.native.is_open
 
     def glance(self, line: Line) -> None:
         """Take only the time and the text of a line."""
@@ -79,6 +89,22 @@ class Run:
             self.last_line = (line.number, line.text[:MAX_EVIDENCE_TEXT])
         if line.stamp_s is not None:
             self.stamp_s = line.stamp_s
+
+    def remembered(self, count: int, number: int) -> tuple[Body, Sequence[Line]] | None:
+        """What the last `count` lines, behind line `number`, made of a traceback that had just been announced."""
+        body = self.tracebacks.body(count)
+        last_number, last_text = self.last_line
+        if body is None or self._before is None or last_number <= number:
+            return None
+        last = self._before._replace(number=count)
+        return body, (Line(last_number - number, last_text), last)
+
+    def recall(self, known: tuple[Body, Sequence[Line]], number: int) -> None:
+        """Take the lines of `remembered` again, behind line `number`."""
+        body, last = known
+        self.tracebacks.recall(body)
+        for line in last:
+            self.glance(line._replace(number=number + line.number))
 
     def take(self, line: Line) -> None:
         """Take one clean line."""
@@ -105,25 +131,30 @@ class Run:
         text = line.text
         if line.stamped and self.progress.phase is Phase.PARSE and "server_args=" not in text:
             self.progress.enter(Phase.VALIDATE, line)
-        if _log_phases.take_marker(self.progress, line):
+        short = text[:MAX_READ_TEXT]
+        topics = topics_of(shape_of(short))
+        if (topics.marker or topics.capturing or short is not text) and _log_phases.take_marker(self.progress, line):
             self._arguments(line)
             return
-        text = text[:MAX_READ_TEXT]
-        _log_phases.take_version(self.progress, line)
-        self._command(line.text)
-        self._usage(line.text)
-        if _log_notices.RETRACTION.search(text):
+        self._command(text)
+        self._usage(text)
+        if topics.version:
+            _log_phases.take_version(self.progress, line)
+        if topics.telling:
+            self._tell(line, short, topics)
+
+    def _tell(self, line: Line, text: str, topics: Topics) -> None:
+        if topics.retraction and _log_notices.RETRACTION.search(text):
             self.throughput.retractions += 1
             self._explain("retraction", line)
-        notice = _log_notices.notice_of(text)
-        if notice is not None and len(self.notices) < NOTICES:
+        notice = _log_notices.notice_of(text) if topics.notice and len(self.notices) < NOTICES else None
+        if notice is not None:
             self.notices.append((line.number, text[:MAX_EVIDENCE_TEXT], notice, self.progress.phase))
-        if _log_notices.STOP.search(text) and not self.stop_line and not self.deaths:
+        if topics.stop and not self.stop_line and not self.deaths and _log_notices.STOP.search(text):
             self.stop_line = line.number
-        elif _log_notices.DEATH.search(text):
+        elif topics.death and _log_notices.DEATH.search(text):
             self._death(line)
-        if _log_notices.ALARM.search(text):
-            self._alarm(line)
+        self._alarm(line, text, topics)
 
     def _death(self, line: Line) -> None:
         self.last_death = line.number
@@ -154,28 +185,24 @@ class Run:
         if early and "[--" in text and len(self.usage_flags) < KNOWN_FLAGS:
             self.usage_flags.update(_log_notices.NAMED_FLAG.findall(text))
 
-    def _alarm(self, line: Line) -> None:
-        text = line.text[:MAX_READ_TEXT]
-        if _log_notices.NCCL_WARN.search(text):
+    def _alarm(self, line: Line, text: str, topics: Topics) -> None:
+        if topics.nccl_warn and _log_notices.NCCL_WARN.search(text):
             self._explain("nccl_warn", line)
-        elif _log_notices.ASSERTION_LINE.search(text):
+        elif topics.assertion and _log_notices.ASSERTION_LINE.search(text):
             self._explain("assertion_line", line)
-        if self.worry is None and _log_notices.WORRYING.search(text) and not _log_notices.HARMLESS.search(text):
+        if topics.worry and self.worry is None and _log_notices.worries(text):
             self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
-        self._match(line)
-
-    def _match(self, line: Line) -> None:
-        phase = self.progress.phase
-        for entry in entries("line"):
-            signature = entry.signature
-            if signature.phases and phase not in signature.phases:
-                continue
-            if signature.when == "autotuning" and not self.progress.autotuning:
-                continue
-            if signature.frame or not signature.matches(line.text[:MAX_READ_TEXT], ""):
-                continue
+        entry = next((entry for entry in topics.entries if self._applies(entry, text)), None)
+        if entry is not None:
             self._remember(entry, line)
-            return
+
+    def _applies(self, entry: Entry, text: str) -> bool:
+        signature = entry.signature
+        if signature.phases and self.progress.phase not in signature.phases:
+            return False
+        if signature.when == "autotuning" and not self.progress.autotuning:
+            return False
+        return signature.matches(text, "") is not None
 
     def _remember(self, entry: Entry, line: Line) -> None:
         progress, name = self.progress, entry.signature.name

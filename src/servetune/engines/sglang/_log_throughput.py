@@ -20,6 +20,8 @@ RUN = re.compile(
     rb"(?:[^\[\n]{0,80}\[[^\]\n]{1,64}\] (?:(?:Decode|Prefill) batch[^\n]*|INFO:  [^\n]*\" 200 OK\r?)\n)++"
 )
 _LONGEST = 700
+#: Each line of these kinds has one of these.
+_COUNTED = (b"Decode batch", b"Prefill batch", b'" 200 OK')
 _DECODE = re.compile(
     rb"#running-req: (?P<running>\d{1,9}).*?gen throughput \(token/s\): (?P<speed>\d{1,12}(?:\.\d{1,9})?)"
     rb"(?:, #queue-req: (?P<queue>\d{1,9}))?"
@@ -34,10 +36,28 @@ def is_counted(lines: bytes, count: int) -> bool:
 
 def is_counted_line(line: bytes) -> bool:
     """Whether one line is counted, whatever its dress (colours, prefixes). `is_counted` takes no others."""
-    at = max(line.find(b"Decode batch"), line.find(b"Prefill batch"), line.find(b'" 200 OK'))
+    at = max(map(line.find, _COUNTED))
     if at < 0 or b"Traceback" in line:
         return False
     return line.count(b"[") == 1 or (len(line) <= _LONGEST and b"[20" not in line[at:])
+
+
+class CountedPlaces:
+    """Finds the lines of a block that may be counted; each byte is searched once."""
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._next = dict.fromkeys(_COUNTED, -1)
+
+    def line_of_next(self, at: int) -> int:
+        """Begin of the next such line from `at` (the begin of a line) on; the length of the block without one."""
+        block, places = self._block, self._next
+        for words, place in places.items():
+            if place < at:
+                found = block.find(words, at)
+                places[words] = found if found >= 0 else len(block)
+        nearest = min(places.values())
+        return max(at, block.rfind(b"\n", at, nearest) + 1) if nearest < len(block) else nearest
 
 
 class Decode(NamedTuple):

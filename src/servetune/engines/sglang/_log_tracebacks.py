@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from servetune.engines.sglang._log_lines import Line
 
@@ -18,6 +20,8 @@ MAX_MESSAGE_LINES = 24
 MAX_MESSAGE_TEXT = 2000
 
 _HEAD = "Traceback (most recent call last)"
+#: End of a line that begins a traceback, as raw bytes.
+HEADER = b"Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>.+)| in (?P<native>.+))?')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_]\w*(?:\.\w+)*)(?::|$)")
 _EXCEPTION_NAME = re.compile(
@@ -68,6 +72,10 @@ class Raised:
         """Frames from outermost to innermost, one a line: `sglang/srt/…/file.py:function> code`."""
         return "\n".join(self.frames)
 
+    def moved(self, lines: int) -> Raised:
+        """A copy whose lines are further down."""
+        return replace(self, frames=self.frames.copy(), lines=[(number + lines, text) for number, text in self.lines])
+
     def line_at(self, offset: int) -> tuple[int, str]:
         """The printed line that holds character `offset` of `text`."""
         for number, text in self.lines:
@@ -113,11 +121,21 @@ class Trace:
         return bool(re.search(r"<frozen runpy>|runpy\.py|launch_server\.py:<module>|bin/sglang|cli/main\.py", first))
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The lines behind the header of a traceback as they were read once: the same bytes need no second reading."""
+
+    count: int
+    chain: tuple[Raised, ...]  # line numbers and places are those behind the header
+    follower: _Follower
+
+
 class TracebackAssembler:
     """Takes lines, gives traces; each container or pod of an interleaved log is followed on its own."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
+        self.taken = 0  # lines that belonged to the traceback that was open
         self._by_source: dict[str, _Follower] = {}
         self._places: dict[str, int] = {}  # lines seen of each source
 
@@ -137,6 +155,7 @@ class TracebackAssembler:
         place = self._place(line)
         follower = self._by_source.get(line.source)
         if follower is not None and follower.continues(line, place):
+            self.taken += 1
             return
         before = line.text.split(_HEAD)[0].strip()
         own = before or line.stamped or announced is None
@@ -158,7 +177,28 @@ class TracebackAssembler:
         taken = follower.take(line, place)
         if follower.closed:
             del self._by_source[line.source]
+        self.taken += taken
         return taken
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the only open traceback has just been announced, by a line of no particular source."""
+        follower = self._by_source.get("")
+        return len(self._by_source) == 1 and follower is not None and follower.fresh
+
+    def body(self, count: int) -> Body | None:
+        """What the last `count` lines, all of which the only open traceback took, made of it when it was fresh."""
+        follower = self._by_source.get("")
+        if len(self._by_source) != 1 or follower is None:
+            return None
+        return follower.body(count)
+
+    def recall(self, body: Body) -> None:
+        """Let the fresh traceback take the lines of `body` at once."""
+        follower = self._by_source[""]
+        follower.recall(body)
+        self._places[""] += body.count
+        self.taken += body.count
 
     def _place(self, line: Line) -> int:
         """Ordinal of the line among those of its source, as long as a traceback is open somewhere."""
@@ -182,11 +222,32 @@ class _Follower:
 
     def __init__(self, trace: Trace, place: int) -> None:
         self._trace = trace
+        self._header_place = place
         self._last_place = place
         self._chained = False  # "During handling …" has been seen, its exception not yet
         self._closed_message = False
         self._after_frame = False
         self.closed = False
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no line has followed the header."""
+        return self._trace.chain == [Raised()] and not (self._chained or self._closed_message or self._after_frame)
+
+    def body(self, count: int) -> Body:
+        """A copy of what has been read of the trace and of the state, counted from the header."""
+        header = self._trace.line
+        state = copy(self)
+        state._last_place -= self._header_place
+        return Body(count, tuple(one.moved(-header) for one in self._trace.chain), state)
+
+    def recall(self, body: Body) -> None:
+        """Become what `body` was."""
+        header, state = self._trace.line, body.follower
+        self._trace.chain[:] = [one.moved(header) for one in body.chain]
+        self._last_place = state._last_place + self._header_place
+        self._chained, self._closed_message = state._chained, state._closed_message
+        self._after_frame = state._after_frame
 
     def continues(self, line: Line, place: int) -> bool:
         """Whether the head of a traceback in `line` is the next exception of this chain."""
@@ -269,6 +330,7 @@ def _add_code(current: Raised, text: str) -> None:
         current.frames[-1] += f"> {text.strip()[:160]}"
 
 
+@lru_cache(maxsize=4096)
 def frame_of(text: str) -> str:
     """`path:function` of a `File "…", line N, in f` line, the path from the package's name on."""
     match = _FRAME.match(text)

@@ -15,12 +15,18 @@ from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang import _failure_report, _log_args, _log_phases, failures
 from servetune.engines.sglang._log_flags import LaunchFlags
-from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
-from servetune.engines.sglang._log_notices import is_dull
+from servetune.engines.sglang._log_floods import Floods, has_status, told_apart
+from servetune.engines.sglang._log_lines import Line, LineCleaner, LineSplitter
 from servetune.engines.sglang._log_run import Run
-from servetune.engines.sglang._log_throughput import RUN, is_counted, is_counted_line
+from servetune.engines.sglang._log_throughput import RUN, CountedPlaces, is_counted, is_counted_line
+from servetune.engines.sglang._log_tracebacks import HEADER, Body
+from servetune.engines.sglang._log_words import shapes_of
 
 _PIECE = 1 << 20
+#: Tracebacks (without their headers) that are remembered, and the longest of them.
+_BODIES, _BODY_BYTES = 128, 64 * 1024
+#: With any of these a line is more than a line of a traceback.
+_NO_BODY = (b"\r", b"\x1b", b'{"', b"[20", b"Fatal Python", b"server_args=")
 
 
 class SglangLogReader:
@@ -36,8 +42,8 @@ class SglangLogReader:
         self._run = Run()
         self._number = 0
         self._last_raw = b""
-        self._dull: tuple[int, bytes] | None = None  # the last line that was skipped
-        self._dull_stamped: tuple[int, bytes] | None = None  # the last one that seems to have a time stamp
+        self._floods = Floods()
+        self._bodies: dict[bytes, tuple[Body, Sequence[Line]]] = {}
         self._finished: tuple[int, Run] | None = None
         self._fed_bytes = 0
 
@@ -58,8 +64,13 @@ class SglangLogReader:
 
     def _take_block(self, offset: int, block: bytes) -> None:
         """Whole lines: count runs of decode, prefill and access lines in bulk, read the others one by one."""
-        at = 0
+        at, places = 0, CountedPlaces(block)
         while at < len(block):
+            end = places.line_of_next(at)
+            if end > at:
+                self._take_lines(block[at:end])
+                at = end
+                continue
             match = RUN.match(block, at)
             end = match.end() if match is not None else block.index(b"\n", at) + 1
             lines = block[at:end]
@@ -67,23 +78,65 @@ class SglangLogReader:
             if match is not None and is_counted(lines, count):
                 self._count(lines, count, offset + at)
             else:
-                self._take_lines(lines, offset + at)
+                self._take_mixed(lines, offset + at)
             at = end
 
-    def _take_lines(self, lines: bytes, offset: int) -> None:
+    def _take_mixed(self, lines: bytes, offset: int) -> None:
         for line in lines.split(b"\n")[:-1]:
             if is_counted_line(line):
                 self._count(line + b"\n", 1, offset)
             else:
-                self._number += 1
-                if self._run.skims and is_dull(line):
-                    self._dull = (self._number, line)
-                    self._dull_stamped = self._dull if b"[20" in line else self._dull_stamped
-                else:
-                    self._catch_up(self._run, self._cleaner)
-                    self._dull = self._dull_stamped = None
-                    self._read(self._number, line)
+                self._take_lines(line + b"\n")
             offset += len(line) + 1
+
+    def _take_lines(self, text: bytes) -> None:
+        """Lines of which none is counted."""
+        masked = shapes_of(text)
+        lines, shapes = text.split(b"\n")[:-1], masked.split(b"\n")[:-1]
+        if has_status(masked):
+            told_apart(lines, shapes)
+        at = 0
+        while at < len(lines):
+            if self._run.skims:
+                number = self._number + at + 1
+                at = self._floods.skip(lines, shapes, at, number, self._run, self._cleaner.learned)
+            if at < len(lines):
+                at = self._take_line(lines, shapes[at], at)
+        self._number += len(lines)
+
+    def _take_line(self, lines: list[bytes], shape: bytes, at: int) -> int:
+        """Read the line at `at`, and with the header of a traceback its body. Returns the next place."""
+        self._floods.catch_up(self._run, self._cleaner)
+        self._floods.caught_up(shape)
+        self._read(self._number + at + 1, lines[at])
+        if lines[at].endswith(HEADER) and not self._cleaner.learned and self._run.awaits_body:
+            return self._take_body(lines, at + 1)
+        return at + 1
+
+    def _take_body(self, lines: list[bytes], begin: int) -> int:
+        """The lines behind the header of a traceback, up to the next with a stamp. What was read once is recalled."""
+        end = next((at for at in range(begin, len(lines)) if lines[at].startswith(b"[")), len(lines))
+        key = b"\n".join(lines[begin:end])
+        if end == begin or len(key) > _BODY_BYTES or any(map(key.__contains__, _NO_BODY)):
+            return begin
+        run, number = self._run, self._number + begin
+        known = self._bodies.get(key)
+        if known is not None:
+            run.recall(known, number)
+            return end
+        taken = run.tracebacks.taken
+        for at in range(begin, end):
+            self._read(self._number + at + 1, lines[at])
+        if run.tracebacks.taken - taken == end - begin and self._run is run and not self._cleaner.learned:
+            self._remember_body(key, run.remembered(end - begin, number))
+        return end
+
+    def _remember_body(self, key: bytes, body: tuple[Body, Sequence[Line]] | None) -> None:
+        if body is None:
+            return
+        if len(self._bodies) >= _BODIES:
+            self._bodies.clear()
+        self._bodies[key] = body
 
     def _count(self, lines: bytes, count: int, offset: int) -> None:
         run, first = self._run, self._number + 1
@@ -99,14 +152,12 @@ class SglangLogReader:
         if last:
             self._last_raw = last[last.rfind(b"\n") + 1 :][:4096]
 
-    def _catch_up(self, run: Run, cleaner: LineCleaner) -> None:
-        """Take the time and the text of the lines that were skipped: of the last one, and of the last with a stamp."""
-        for skipped in (self._dull_stamped, self._dull):
-            for line in cleaner.clean(*skipped) if skipped is not None else ():
-                run.glance(line)
-
     def _read(self, number: int, raw: bytes) -> None:
-        for line in self._cleaner.clean(number, raw):
+        learned = self._cleaner.learned
+        lines = self._cleaner.clean(number, raw)
+        if self._cleaner.learned != learned:
+            self._floods.forget_kinds()
+        for line in lines:
             if self._run.restarted_by(line):
                 self._run = self._run.successor()
             self._run.take(line)
@@ -187,11 +238,11 @@ class SglangLogReader:
     def _closed(self) -> Run:
         """The state including skipped lines and an unfinished last line; reading goes on as if nobody had looked."""
         rest = self._splitter.rest
-        if not rest.strip() and self._dull is None:
+        if not rest.strip() and self._floods.empty:
             return self._run
         if self._finished is None or self._finished[0] != self._fed_bytes:
             run, cleaner = copy.deepcopy(self._run), copy.deepcopy(self._cleaner)
-            self._catch_up(run, cleaner)
+            self._floods.catch_up(run, cleaner)
             for line in cleaner.clean(self._number + 1, rest) if rest.strip() else ():
                 run = run.successor() if run.restarted_by(line) else run
                 run.take(line)
