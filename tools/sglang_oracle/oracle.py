@@ -32,6 +32,7 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compute-capability", default="9.0", help="of each presented GPU, such as 12.0")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--memory-mib", type=int, default=81559, help="of each GPU, as nvidia-smi says it")
+    parser.add_argument("--gpu-name", help="default: a usual one of that compute capability")
     parser.add_argument("--cuda", default="13.0")
     parser.add_argument("--release", metavar="DIRECTORY", help="a release to use instead of the installed one")
     parser.add_argument("--keys", help="comma-separated resolved arguments to answer; default all")
@@ -50,6 +51,7 @@ def preparation(chosen: argparse.Namespace) -> dict[str, Any]:
         "count": chosen.gpus,
         "capability": chosen.compute_capability,
         "memory_mib": chosen.memory_mib,
+        "model": chosen.gpu_name,
         "cuda": chosen.cuda,
         "packages": [package for package in presented.GPU_PACKAGES if package not in absent],
     }

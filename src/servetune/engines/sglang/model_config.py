@@ -127,6 +127,7 @@ class ModelFacts:
     attention_sinks: bool = False
     multimodal: bool = False
     vision_layers: int | None = None
+    vision_layers_named: int | None = None  # under the name that the engine's automatic memory fraction looks for
     vision_hidden: int | None = None
     vision_intermediate: int = 0
     linear_attention: bool = False
@@ -263,6 +264,7 @@ def _vision(vision: Any) -> dict[str, Any]:
         return {}
     return {
         "vision_layers": _either(vision, "num_hidden_layers") or vision.get("depth"),
+        "vision_layers_named": _either(vision, "num_hidden_layers"),
         "vision_hidden": _either(vision, "hidden_size"),
         "vision_intermediate": int(_either(vision, "intermediate_size") or 0),
     }

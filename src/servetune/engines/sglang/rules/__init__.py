@@ -16,10 +16,13 @@ from servetune.core.space import Assignment, Value
 from servetune.engines.sglang.model_config import model_facts
 from servetune.engines.sglang.rules import (  # importing a module registers its rules, in this order within a stage
     a2a,
+    adapters,
     allreduce,
     attention,
     budgets,
     deterministic,
+    devices,
+    diffusion,
     disaggregation,
     dp_attention,
     graphs,
@@ -45,10 +48,13 @@ from servetune.engines.sglang.rules._state import State
 __all__ = ["Changed", "Effective", "NoEffect", "Rule", "all_rules", "effective", "judge", "judge_state", "violations"]
 _MODULES = (
     a2a,
+    adapters,
     allreduce,
     attention,
     budgets,
     deterministic,
+    devices,
+    diffusion,
     disaggregation,
     dp_attention,
     graphs,

@@ -82,6 +82,7 @@ class Stage(Enum):
     SPECULATIVE = "speculative"
     BUDGET = "budget"
     CACHE = "cache"
+    DIFFUSION = "diffusion"
     CHECK = "check"
     IDLE = "idle"
     RUNTIME = "runtime"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from servetune.core.node import NodeFacts
@@ -148,6 +149,9 @@ DEFAULTS: Mapping[str, Any] = {
     "cpu_offload_gb": 0,
     "enable_memory_saver": False,
     "enable_deterministic_inference": False,
+    "rl_on_policy_target": None,
+    "dllm_algorithm": None,
+    "device": None,
     "enable_lora": False,
     "lora_paths": None,
     "enable_mis": False,
@@ -160,6 +164,7 @@ DEFAULTS: Mapping[str, Any] = {
     "load_format": "auto",
     "context_length": None,
     "served_model_name": None,
+    "skip_tokenizer_init": False,
     "tokenizer_worker_num": 1,
     "enable_tokenizer_batch_encode": False,
     "enable_dynamic_batch_tokenizer": False,
@@ -222,7 +227,7 @@ class State:
                 self.__dict__.update(changed)
         self.version = version
         self.gpu = Gpu(facts)
-        self.model = model
+        self.model = _loaded(model, version)
         self.user: dict[str, Any] = {}
         self.env: dict[str, Any] = {}
         self.spelling: dict[str, str] = {}  # field name → the flag as the assignment spells it
@@ -231,6 +236,8 @@ class State:
         if version >= (0, 5, 14):
             self._take_graph_config(self.user.get("cuda_graph_config"))
         self.__dict__.update(self.user)
+        if self.device not in (None, "cuda"):
+            self.gpu.memory_mib = None  # what the engine reckons with then is the host's memory
 
     def _take_graph_config(self, text: Any) -> None:
         """`--cuda-graph-config` wins over the flags per phase (`parse_cuda_graph_config`)."""
@@ -285,6 +292,16 @@ class State:
         """An environment variable that holds an integer."""
         value = self.env.get(name)
         return default if value is None else int(value)
+
+
+def _loaded(model: ModelFacts, version: Version) -> ModelFacts:
+    """Up to 0.5.9 DeepSeek-V3.2 is loaded as V3: its transformers does not know the newer type.
+
+    Source: `utils/hf_transformers_utils.py:_load_deepseek_v32_model`.
+    """
+    if version < (0, 5, 10) and model.architecture == "DeepseekV32ForCausalLM":
+        return replace(model, architecture="DeepseekV3ForCausalLM")
+    return model
 
 
 #: What a flag holds that is not given, or is no JSON: the parser refuses the latter.

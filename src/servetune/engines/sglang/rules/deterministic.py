@@ -27,6 +27,13 @@ def _with_radix_cache(s: State) -> tuple[str, ...]:
     return (*names, "fa4") if s.version >= (0, 5, 18) else names
 
 
+@rule("deterministic.on_policy", Stage.DETERMINISTIC, since="0.5.3", source=SOURCE)
+def on_policy(s: State) -> Effects:
+    """--rl-on-policy-target makes inference deterministic."""
+    if s.rl_on_policy_target is not None and not s.enable_deterministic_inference:
+        yield Assign("enable_deterministic_inference", True, "--rl-on-policy-target")
+
+
 @rule("deterministic.attention", Stage.DETERMINISTIC, since="0.5.3", source=SOURCE)
 def attention(s: State) -> Effects:
     """Deterministic inference picks and restricts the attention backend."""

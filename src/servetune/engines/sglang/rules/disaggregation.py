@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servetune.engines.sglang.rules._registry import Assign, Effects, Stage, rule
+from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import State
 
 SOURCE = (
@@ -30,6 +30,76 @@ def decode_cache(s: State) -> Effects:
 def decode_cache_to_0_5_10(s: State) -> Effects:
     """A decode server has no radix cache; up to 0.5.10 that is settled after the model's own adjustments."""
     return _without_radix_cache(s)
+
+
+@rule("disaggregation.prefill_graphs_to_0_5_10", Stage.CACHE, until="0.5.10", source=SOURCE)
+def prefill_graphs_to_0_5_10(s: State) -> Effects:
+    """A prefill server captures no CUDA graphs, unless piecewise ones are asked for."""
+    if s.disaggregation_mode == "prefill" and not s.enable_piecewise_cuda_graph:
+        yield Assign("disable_cuda_graph", True, "a prefill server captures no CUDA graphs")
+
+
+@rule("disaggregation.peer_sizes", Stage.CACHE, until="0.5.10", source=SOURCE)
+def peer_sizes(s: State) -> Effects:
+    """Sizes of the decode server are told to the prefill server only, and one divides the other."""
+    named = [field for field in ("disaggregation_decode_tp", "disaggregation_decode_dp") if field in s.user]
+    if s.disaggregation_mode == "decode":
+        for field in named:
+            yield Refuse(
+                f"--{field.replace('_', '-')} is told to the prefill server, not to the decode server",
+                (field, "disaggregation_mode"),
+                ("leave it out",),
+            )
+    other = s.user.get("disaggregation_decode_tp")
+    known = s.disaggregation_mode == "prefill" and isinstance(other, int) and other > 0
+    if known and max(other, s.tp_size) % min(other, s.tp_size):
+        yield Refuse(
+            f"--disaggregation-decode-tp {other} and --tp-size {s.tp_size}: one has to divide the other",
+            ("disaggregation_decode_tp", "tp_size"),
+            (f"--disaggregation-decode-tp {s.tp_size}",),
+        )
+
+
+@rule("disaggregation.fake_transfer", Stage.EARLY, since="0.5.12", source=SOURCE)
+def fake_transfer(s: State) -> Effects:
+    """The transfer backend fake is for decode servers."""
+    if s.disaggregation_mode == "prefill" and s.user.get("disaggregation_transfer_backend") == "fake":
+        yield Refuse(
+            "a prefill server has nobody to send to under --disaggregation-transfer-backend fake",
+            ("disaggregation_transfer_backend", "disaggregation_mode"),
+            ("mooncake", "nixl"),
+        )
+
+
+@rule("disaggregation.offload", Stage.CACHE, source="server_args.py:_handle_cache_compatibility; kv_cache_hook.py")
+def offload(s: State) -> Effects:
+    """Offloading of the decode server's cache is for decode servers, and from 0.5.12 on needs a storage backend."""
+    flag = "disaggregation_decode_enable_offload_kvcache"
+    if not s.user.get(flag):
+        return
+    if s.disaggregation_mode != "decode":
+        yield Refuse(
+            f"--{flag.replace('_', '-')} is for --disaggregation-mode decode",
+            (flag, "disaggregation_mode"),
+            ("leave it out", "--disaggregation-mode decode"),
+        )
+    elif s.version >= (0, 5, 12) and s.hicache_storage_backend is None:
+        yield Refuse(
+            f"--{flag.replace('_', '-')} needs --hicache-storage-backend",
+            (flag, "hicache_storage_backend"),
+            ("name --hicache-storage-backend",),
+        )
+
+
+@rule("disaggregation.load_balance", Stage.EARLY, since="0.5.9", source="server_args.py:_handle_load_balance_method")
+def load_balance(s: State) -> Effects:
+    """The automatic way to balance follows the decode server's choice on prefill servers, else takes turns."""
+    method = s.user.get("load_balance_method")
+    prefill = s.disaggregation_mode == "prefill"
+    if method == "auto":
+        yield Fill("load_balance_method", "follow_bootstrap_room" if prefill else "round_robin")
+    elif method == "round_robin" and prefill and s.version < (0, 5, 10):
+        yield Assign("load_balance_method", "follow_bootstrap_room", "prefill servers follow the bootstrap room")
 
 
 @rule("disaggregation.prefill_graphs", Stage.EARLY, since="0.5.11", until="0.5.15", source=SOURCE)

@@ -201,5 +201,5 @@ def _vision_factor(s: State) -> float:
     model = s.model
     if not _sees(s) or (model.vision_layers is None and model.vision_hidden is None):
         return 1.0
-    complexity = (model.vision_layers or 24) * (model.vision_hidden or 1024) ** 2 / (24 * 1024**2)
+    complexity = (model.vision_layers_named or 24) * (model.vision_hidden or 1024) ** 2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (complexity - 1.0)))

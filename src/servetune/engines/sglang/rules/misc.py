@@ -174,6 +174,14 @@ def tokenizer_batching(s: State) -> Effects:
             "--enable-tokenizer-batch-encode and --enable-dynamic-batch-tokenizer exclude each other",
             ("enable_tokenizer_batch_encode", "enable_dynamic_batch_tokenizer"),
         )
+    if s.skip_tokenizer_init:
+        workers = 1 if s.version < (0, 5, 17) else s.tokenizer_worker_num  # 0.5.18 keeps them
+        for field, value in (
+            ("tokenizer_worker_num", workers),
+            ("enable_tokenizer_batch_encode", False),
+            ("enable_dynamic_batch_tokenizer", False),
+        ):
+            yield Assign(field, value, "--skip-tokenizer-init leaves nothing to tokenize")
     if s.tokenizer_worker_num < 1:
         yield Refuse("--tokenizer-worker-num must be at least 1", ("tokenizer_worker_num",))
 
@@ -218,7 +226,8 @@ def hierarchical_cache_decode(s: State) -> Effects:
 @rule("eplb.defaults", Stage.EPLB, source="server_args.py:_handle_eplb_and_dispatch; 0.5.20+: parallel_hook.py")
 def eplb_defaults(s: State) -> Effects:
     """Expert load balancing records expert use and picks how replicas are dispatched."""
-    if s.enable_eplb and s.expert_distribution_recorder_mode is None:
+    recorded = s.enable_eplb or s.user.get("enable_expert_distribution_metrics")
+    if recorded and s.expert_distribution_recorder_mode is None:
         yield Fill("expert_distribution_recorder_mode", "stat")
     shared = s.version >= (0, 5, 16) and s.moe_a2a_backend == "none"
     if (s.enable_eplb or s.init_expert_location != "trivial") and s.ep_dispatch_algorithm is None:

@@ -26,6 +26,7 @@ QWEN_MOE_FAMILY = frozenset(
         "Qwen3_5ForConditionalGeneration",
     }
 )
+LLAMA_4 = frozenset({"Llama4ForConditionalGeneration", "Llama4ForCausalLM"})
 GPT_OSS = frozenset({"GptOssForCausalLM"})
 GLM4_MOE = frozenset({"Glm4MoeForCausalLM"})
 
@@ -58,7 +59,7 @@ def unquantized(s: State) -> Effects:
 @rule("model.dsa_attention", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)
 def dsa_attention(s: State) -> Effects:
     """Models with a sparse-attention indexer run on its own backend, with pages of 64 tokens."""
-    if not s.model.dsa or (s.model.architecture == "DeepseekV32ForCausalLM" and s.version < (0, 5, 10)):
+    if not s.model.dsa:
         return
     if s.attention_unset:
         yield Fill("attention_backend", "dsa" if s.version >= (0, 5, 13) else "nsa")
@@ -287,3 +288,22 @@ def gpt_oss_runner(s: State) -> Effects:
             ("moe_runner_backend", "ep_size"),
             ("--ep-size 1",),
         )
+
+
+@rule("model.llama4", Stage.MODEL, architectures=LLAMA_4, source=SOURCE)
+def llama4(s: State) -> Effects:
+    """Llama 4 attends in chunks, which few backends do."""
+    if s.device == "cpu" or not s.gpu.known:
+        return
+    if s.attention_backend is None:
+        yield Fill("attention_backend", "trtllm_mha" if s.gpu.sm100 else "fa3" if s.gpu.sm90 else "triton")
+    allowed = ["fa3", "triton", "trtllm_mha", "aiter", "intel_xpu"]
+    allowed += ["ascend"] if s.version >= (0, 5, 10) else []
+    if s.attention_backend not in allowed:
+        yield Refuse(
+            f"Llama 4 does not run on attention backend {s.attention_backend}",
+            ("attention_backend",),
+            tuple(allowed[:3]),
+        )
+    if s.gpu.sm100 and s.moe_runner_backend == "auto" and s.quantization in ("fp8", "modelopt_fp8"):
+        yield Fill("moe_runner_backend", "flashinfer_trtllm")

@@ -79,16 +79,29 @@ def gc_threshold(s: State) -> Effects:
         yield Refuse(f"--gc-threshold takes 1 to 3 numbers, got {len(given)}", ("gc_threshold",))
 
 
-@rule("serving.lora_shapes", Stage.CHECK, source="server_args.py:check_lora_server_args; 0.5.20+: lora_hook.py")
-def lora_shapes(s: State) -> Effects:
-    """Without adapters to load, LoRA needs to know their largest rank and the modules that they touch."""
-    named = s.user.get("max_lora_rank") and s.user.get("lora_target_modules")
-    if s.enable_lora and not s.lora_paths and not named:
+@rule("serving.metrics_files", Stage.CHECK, since="0.5.7", source=CHECK)
+def metrics_files(s: State) -> Effects:
+    """Metrics are written to a folder that is named."""
+    if s.user.get("export_metrics_to_file") and not s.user.get("export_metrics_to_file_dir"):
         yield Refuse(
-            "--enable-lora without --lora-paths needs --max-lora-rank and --lora-target-modules",
-            ("enable_lora",),
-            ("name --max-lora-rank and --lora-target-modules", "name --lora-paths"),
+            "--export-metrics-to-file needs --export-metrics-to-file-dir",
+            ("export_metrics_to_file",),
+            ("name --export-metrics-to-file-dir",),
         )
+
+
+@rule("serving.metric_buckets", Stage.CHECK, source=f"{CHECK} (validate_buckets_rule)")
+def metric_buckets(s: State) -> Effects:
+    """Buckets of a histogram: `default`, `custom` with numbers, or `tse` with middle, base and count."""
+    for field in ("prompt_tokens_buckets", "generation_tokens_buckets"):
+        kind, *numbers = str(s.user.get(field) or "default").split() or ["default"]
+        wanted = {"default": 0, "tse": 3}.get(kind)
+        if kind not in ("default", "custom", "tse") or (kind == "tse" and len(numbers) != wanted):
+            yield Refuse(
+                f"--{field.replace('_', '-')} begins with default, custom or tse (and then middle, base and count)",
+                (field,),
+                ("default", "tse 1000 2 8", "custom 10 100 1000"),
+            )
 
 
 @rule("serving.pdmux", Stage.CHECK, since="0.5.4", source=CHECK)
