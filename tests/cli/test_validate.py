@@ -330,6 +330,28 @@ class TestStudy:
         assert "note: moe-a2a-backend: a value is dropped: --moe-a2a-backend deepep_v2" in text
 
 
+class TestANodeWithoutGpus:
+    STUDY = "study: s\nengine: {name: sglang, model: /m, version: 0.5.9}\nnode: {name: local}\nfixed: {tp-size: 8}\n"
+
+    def test_it_is_said_loudly(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        file.write_text(self.STUDY + "search_space: {parameters: {page-size: [1, 16]}}\n")
+        (tmp_path / "node.yaml").write_text(RTX_PRO)
+        (tmp_path / "bare.yaml").write_text("engine: {name: sglang, version: 0.5.9}\n")
+        nothing = run(file, "--node-facts", tmp_path / "bare.yaml", "--sample", "5")
+        assert "WARNING: the description names no GPU" in nothing.stdout
+        with_gpus = run(file, "--node-facts", tmp_path / "node.yaml", "--sample", "5")
+        assert "WARNING" not in with_gpus.stdout
+
+    def test_a_study_for_a_cpu_needs_none(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        study = self.STUDY.replace("tp-size: 8", "device: cpu")
+        file.write_text(study + "search_space: {parameters: {page-size: [1, 16]}}\n")
+        (tmp_path / "bare.yaml").write_text("engine: {name: sglang, version: 0.5.9}\n")
+        done = run(file, "--sample", "5", "--node-facts", tmp_path / "bare.yaml")
+        assert "WARNING" not in done.stdout
+
+
 class TestPreflight:
     """`--preflight`: the word of an installed engine; here a stand-in, of which no rule of ours knows page size 48."""
 
@@ -359,6 +381,25 @@ class TestPreflight:
     def test_an_engine_that_cannot_be_asked_is_an_error(self, rtx, tmp_path, options, said):
         done = run(*rtx, "--preflight", *options(tmp_path), "--", "--tp-size", "8", status=2)
         assert said in str(done.exception)
+
+    def test_a_studys_refusals_are_counted_with_the_engines_words(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        file.write_text(
+            "study: s\nengine: {name: sglang, model: /m, version: 0.5.9}\nnode: {name: local}\n"
+            "fixed: {chunked-prefill-size: 9600}\n"
+            "search_space: {parameters: {page-size: [16, 48], disable-custom-all-reduce: [null, true]}}\n"
+        )
+        (tmp_path / "node.yaml").write_text(RTX_PRO)
+        ask = ("--preflight", "--engine-python", engine_package.python(tmp_path), "--sample", "40")
+        node = ("--node-facts", tmp_path / "node.yaml")
+        found = json.loads(run(file, *node, *ask, "--json").stdout)
+        assert 0 < found["layers"]["preflight"] == found["refused"] < 40
+        assert found["asked"] > found["distinct"] > 0
+        (why,) = found["rejected"]
+        assert why == "preflight preflight.check: page_size 48 is good for nothing"
+        text = run(file, *node, *ask).stdout
+        assert f"({found['refused']} by preflight)" in text
+        assert f"the engine itself was asked about {found['asked']} distinct ones" in text
 
     def test_what_is_no_judgement_refuses_nothing(self, rtx, tmp_path):
         ask = ("--preflight", "--engine-python", engine_package.python(tmp_path, "misses a file"))
@@ -418,7 +459,7 @@ class TestHelpAndFiles:
     def test_a_file_of_flags_is_not_read_and_said_to_be_so(self, h200):
         found = judged(h200, "--tp-size 8 --config flags.yaml")
         assert found["notes"] == [
-            "flags in the file of --config flags.yaml are not read: the judgement is without them"
+            "flags in the file of --config flags.yaml are not read: it is not on this machine"
         ]
 
     @pytest.mark.parametrize(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from servetune.cli._validation import Setting
-from servetune.core.engine import EngineChoice
+from servetune.core.engine import EngineChoice, Violation
 from servetune.core.errors import ProgramEndedError, UsageError
 from servetune.core.judgement import Judgement
-from servetune.core.node import EnvRef
+from servetune.core.node import EnvRef, NodeFacts
+from servetune.core.preflight import Converse, OffersConversation, PreflightVerdict
+from servetune.core.space import Assignment
+from servetune.core.study import StudySpec
 
 
 class EngineWord:
@@ -24,13 +27,24 @@ class EngineWord:
     def __init__(self, preflight: Any) -> None:
         self._preflight, self._said = preflight, False
 
-    def added(self, found: Judgement, arguments: Sequence[str]) -> Judgement:
-        """The judgement with a violation of layer `preflight` where the engine refuses. Raises ProgramEndedError."""
-        verdict = self._preflight.judge_written(arguments)
+    def refusal(self, assignment: Assignment) -> Violation | None:
+        """Why the engine refuses an assignment; None where it does not, or says nothing. Raises ProgramEndedError."""
+        verdict: PreflightVerdict = self._preflight.ask(assignment)
+        if verdict.ok or not self._decided(verdict):
+            return None
+        found: Violation = self._preflight.violation(assignment, verdict)
+        return found
+
+    def _decided(self, verdict: PreflightVerdict) -> bool:
         if not verdict.decided and not self._said:
             self._said = True
             click.echo(f"the engine's checks could not judge a command: {verdict.message}", err=True)
-        if verdict.ok or not verdict.decided:
+        return verdict.decided
+
+    def added(self, found: Judgement, arguments: Sequence[str]) -> Judgement:
+        """The judgement with a violation of layer `preflight` where the engine refuses. Raises ProgramEndedError."""
+        verdict = self._preflight.judge_written(arguments)
+        if verdict.ok or not self._decided(verdict):
             return found
         violation = self._preflight.violation(dict.fromkeys(_flags(arguments), ""), verdict)
         return found.model_copy(update={"verdict": "refused", "violations": (*found.violations, violation)})
@@ -42,32 +56,46 @@ def _flags(arguments: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def engine_word(against: Setting, python: str | None) -> Iterator[EngineWord]:
-    """The engine that `python`, or the study's own, has installed; the described node's GPUs are presented to it.
+    """The engine that `python` on this machine has installed, or the study's own on its node.
 
-    Raises UsageError when the engine cannot be asked.
+    The described node's GPUs are presented to an engine that is asked elsewhere. Raises UsageError when it cannot be
+    asked.
     """
     from servetune import plugins
-    from servetune.nodes import local
 
     spec, facts = against.spec, against.facts
     program = python or (spec.engine.python if spec is not None else None)
     if program is None:
         raise UsageError("--preflight needs an installed engine: name its interpreter with --engine-python")
-    with tempfile.TemporaryDirectory() as folder:
-        choice = EngineChoice(model="") if spec is None else spec.engine
-        model = _model_folder(facts.config_json, Path(folder)) or choice.model
+    choice = EngineChoice(model="") if spec is None else spec.engine
+    secrets: Mapping[str, EnvRef] = {} if spec is None else spec.secret_flags
+    with ExitStack() as held:
+        converse, there = _way(spec if python is None else None, facts, held)
+        folder = held.enter_context(tempfile.TemporaryDirectory())
+        model = choice.model if there else _model_folder(facts.config_json, Path(folder)) or choice.model
         choice = choice.model_copy(update={"python": program, "model": model, "version": facts.engine_version})
-        secrets: Mapping[str, EnvRef] = {} if spec is None else spec.secret_flags
         engine = plugins.load("engines", choice.name).create(choice, secrets)
-        here = local.create(local.Settings(), Path.cwd())
         try:
-            with closing(engine.preflight(here.converse, facts, described=facts.node != "local")) as preflight:
-                version = preflight.version
-                if version != facts.engine_version:
-                    raise UsageError(f"{program} has version {version} of the engine, not {facts.engine_version}")
-                yield EngineWord(preflight)
+            described = not there and facts.node != "local"
+            preflight = held.enter_context(closing(engine.preflight(converse, facts, described=described)))
+            version = preflight.version
+            if version != facts.engine_version:
+                raise UsageError(f"{program} has version {version} of the engine, not {facts.engine_version}")
+            yield EngineWord(preflight)
         except ProgramEndedError as error:
             raise UsageError(f"the engine's own checks cannot be asked: {error}") from error
+
+
+def _way(spec: StudySpec | None, facts: NodeFacts, held: ExitStack) -> tuple[Converse, bool]:
+    """How the engine is talked with, and whether that is over the study's own far node."""
+    from servetune.nodes import local
+    from servetune.tuner.opening import at_node
+
+    if spec is not None and facts.node == spec.node.name != "local":
+        node = held.enter_context(at_node(spec))
+        if isinstance(node, OffersConversation) and not facts.simulated:
+            return node.converse, True
+    return local.create(local.Settings(), Path.cwd()).converse, False
 
 
 def _model_folder(config: Mapping[str, Any], folder: Path) -> str | None:

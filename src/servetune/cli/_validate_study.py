@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,39 @@ import click
 
 from servetune import plugins
 from servetune.cli._options import console
-from servetune.cli._validation import Setting, StandIns, fitted, setting, version_notes
+from servetune.cli._validate_commands import Asked
+from servetune.cli._validation import Setting, fitted, setting, version_notes
 from servetune.core.engine import Violation
-from servetune.core.space import BundleDomain, CategoricalDomain, Choice, FloatDomain, IntDomain, SearchSpace
+from servetune.core.space import (
+    Assignment,
+    BundleDomain,
+    CategoricalDomain,
+    Choice,
+    FloatDomain,
+    IntDomain,
+    SearchSpace,
+)
 from servetune.core.study import StudySpec
 
 #: Reasons and layouts that people are shown, the most frequent first.
 SHOWN = 20
-#: Of checks, cheapest first; the engine's own word on the node (preflight) is asked only before a launch.
+#: Of checks, cheapest first; the engine's own word (preflight) is asked with --preflight.
 LAYERS = ("capability", "rule", "runtime", "memory")
+#: Distinct configurations that the engine itself is asked about: a tenth of a second each.
+MOST_ASKED = 300
 
 
-def validate_study(study: Path, sample: int, as_json: bool, stand_ins: StandIns) -> None:
+def validate_study(study: Path, sample: int, as_json: bool, asked: Asked) -> None:
     """Print what the study would do; raises SpecError for whatever is wrong with it."""
-    against = setting(study, stand_ins)
+    against = setting(study, asked.stand_ins)
     assert against.spec is not None
-    summary = survey(against.spec, against, sample)
+    if asked.preflight:
+        from servetune.cli._validate_preflight import engine_word
+
+        with engine_word(against, asked.engine_python) as word:
+            summary = survey(against.spec, against, sample, word.refusal)
+    else:
+        summary = survey(against.spec, against, sample)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
         return
@@ -37,14 +54,20 @@ def validate_study(study: Path, sample: int, as_json: bool, stand_ins: StandIns)
         shown.print(line, markup=False, soft_wrap=True)
 
 
-def survey(spec: StudySpec, against: Setting, sample: int) -> dict[str, Any]:
+def survey(
+    spec: StudySpec,
+    against: Setting,
+    sample: int,
+    engine_refusal: Callable[[Assignment], Violation | None] | None = None,
+) -> dict[str, Any]:
     """How many of a sample of the space each layer refuses and why, and what the installed version made of the space.
 
     `layers` counts each refused configuration once, under the first layer that refuses it.
     """
     engine, facts = against.engine, against.facts
     space, notes = fitted(spec, engine, facts)
-    rng, reasons, layers, effective = random.Random(spec.seed), Counter[str](), Counter[str](), set[str]()  # noqa: S311 - a sample, no secret
+    rng, reasons, layers = random.Random(spec.seed), Counter[str](), Counter[str]()  # noqa: S311 - a sample, no secret
+    effective: dict[str, list[Assignment]] = {}
     drawn, refused = [], 0
     for _ in range(sample):
         assignment = space.expand(draw(space, rng))
@@ -55,22 +78,53 @@ def survey(spec: StudySpec, against: Setting, sample: int) -> dict[str, Any]:
         if not any(violation.layer != "memory" for violation in violations):
             drawn.append(assignment)
         if not violations:
-            effective.add(json.dumps(dict(engine.effective(assignment, facts)), sort_keys=True))
+            key = json.dumps(dict(engine.effective(assignment, facts)), sort_keys=True)
+            effective.setdefault(key, []).append(assignment)
+    asked = list(effective.items())[:MOST_ASKED] if engine_refusal is not None else []
+    for key, same in asked:
+        assert engine_refusal is not None
+        violation = engine_refusal(same[0])
+        if violation is not None:
+            refused += len(same)
+            layers["preflight"] += len(same)
+            reasons[reason(violation)] += len(same)
+            del effective[key]
+    shown: tuple[str, ...] = LAYERS if engine_refusal is None else (*LAYERS, "preflight")
     tell = getattr(engine, "layouts", None)
     return {
         "study": spec.study,
         "parameters": len(space.parameters),
         "sampled": sample,
         "refused": refused,
-        "layers": {layer: layers[layer] for layer in LAYERS},
+        "layers": {layer: layers[layer] for layer in shown},
         "distinct": len(effective),
+        "asked": len(asked),
         "rejected": dict(reasons.most_common()),
         "baseline": [v.model_dump(mode="json") for v in engine.check({**space.fixed, **spec.baseline}, facts)],
         "memory": [] if tell is None else tell(drawn, facts),
+        "warnings": list(warnings(spec, against)),
         "notes": [*version_notes(against), *notes, *remarks(spec)],
         "engine_version": facts.engine_version,
         "simulated": facts.simulated,
     }
+
+
+def warnings(spec: StudySpec, against: Setting) -> Iterator[str]:
+    """What makes the counts say little about the node that the study would run on."""
+    facts = against.facts
+    if facts.gpu_names or facts.simulated or _on_cpu(spec):
+        return
+    described = facts.node == "described"
+    what = "the description names no GPU" if described else f"node {facts.node} has no GPU that nvidia-smi knows of"
+    yield (
+        f"{what}: no rule about GPUs, parallel sizes and memory is checked, and no study can run without one; "
+        f"{'name gpu_name and gpu_count' if described else 'validate where it will run, or describe it (--node-facts)'}"
+    )
+
+
+def _on_cpu(spec: StudySpec) -> bool:
+    """Whether the study is meant for a machine without a GPU."""
+    return {**spec.space.fixed, **spec.baseline}.get("device") not in (None, "cuda")
 
 
 def remarks(spec: StudySpec) -> tuple[str, ...]:
@@ -96,7 +150,8 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
     levels = ", ".join(map(str, spec.workload.concurrency))
     confirm = spec.confirm
     version = facts.engine_version or "(version unknown)"
-    lines = [
+    lines = [f"WARNING: {text}" for text in summary["warnings"]]
+    lines += [
         f"study {spec.study}: {spec.engine.name} {version} serving {spec.engine.model}",
         f"node {facts.node}{' (simulated)' if facts.simulated else ''}: {facts.gpu_count} GPUs",
         f"measures {spec.objective.maximize} at concurrency {levels}, "
@@ -107,6 +162,8 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
         f"of {summary['sampled']} sampled configurations {summary['refused']} are refused before any launch"
         f"{_by_layer(summary['layers'])}; the others are {summary['distinct']} distinct ones",
     ]
+    if summary["asked"]:
+        lines.append(f"  the engine itself was asked about {summary['asked']} distinct ones that nothing else refuses")
     reasons = list(summary["rejected"].items())
     lines += [f"  {count} × {text}" for text, count in reasons[:SHOWN]]
     lines += _more(len(reasons), "reasons")

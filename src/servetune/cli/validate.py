@@ -40,8 +40,10 @@ _FILE = click.Path(path_type=Path)
 @click.option("--node-facts", type=_FILE, metavar="FILE", help="Stands in for the node (YAML or JSON).")
 @click.option("--model-config", type=_FILE, metavar="FILE", help="Stands in for the model: its config.json.")
 @click.option("--engine-version", metavar="VERSION", help="Stands in for the installed version, such as 0.5.9.")
-@click.option("--preflight", is_flag=True, help="Of commands: ask an installed engine's own checks, too.")
-@click.option("--engine-python", metavar="PYTHON", help="The interpreter that has it; default: the study's.")
+@click.option("--preflight", is_flag=True, help="Ask an installed engine's own checks, too.")
+@click.option(
+    "--engine-python", metavar="PYTHON", help="The interpreter here that has it; default: the study's, on its node."
+)
 @click.option(
     "--sample", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Of a study's space."
 )
@@ -68,17 +70,17 @@ def command(
     arguments: list[str] | None = ctx.meta.get(_SEPARATOR)
     if arguments is not None and batch is not None:
         raise UsageError("give arguments after --, or --batch FILE, not both")
+    from servetune.cli._validate_commands import Asked
+
     stand_ins = StandIns(node_facts, model_config, engine_version)
     if arguments is None and batch is None:
         if study is None:
             raise UsageError("name a STUDY file, or give arguments after --, or --batch FILE")
-        if preflight:
-            raise UsageError("--preflight judges commands: give arguments after --, or --batch FILE")
         from servetune.cli._validate_study import validate_study
 
-        validate_study(study, sample, as_json, stand_ins)
+        validate_study(study, sample, as_json, Asked(study, stand_ins, preflight, engine_python))
         return
-    from servetune.cli._validate_commands import Asked, validate_batch, validate_command
+    from servetune.cli._validate_commands import validate_batch, validate_command
 
     asked = Asked(study, stand_ins, preflight, engine_python)
     if arguments is not None:

@@ -13,6 +13,7 @@ from servetune.core.judgement import Changed, Judgement, NoEffect
 from servetune.core.node import NodeFacts
 from servetune.core.space import Assignment, Value
 from servetune.engines.sglang import rules
+from servetune.engines.sglang._config_file import with_config
 from servetune.engines.sglang.capabilities import Capabilities, version_key, violations
 from servetune.engines.sglang.flags import parse_argv
 from servetune.engines.sglang.memory import Calibration, MemoryForecast, forecast_of, memory_violations
@@ -35,8 +36,9 @@ def judged(
 
     What the parser cannot take is left out of the other layers, so that one mistake does not hide the rest.
     """
-    written, found = parse_argv(argv, capabilities)
-    found = [*found, *violations(written, capabilities)]
+    words, problems, unread = with_config(argv, capabilities)
+    written, found = parse_argv(words, capabilities)
+    found = [*problems, *found, *violations(written, capabilities)]
     wrong = {flag for violation in found for flag in violation.flags}
     flags = {flag: value for flag, value in written.items() if flag not in wrong}
     told = {**{f"env.{name}": value for name, value in env.items()}, **flags}
@@ -57,7 +59,7 @@ def judged(
             for c in made.effective.changed
         ),
         memory=memory_report(memory, memory_violations(memory, flags, named_only=False), facts, config),
-        notes=(*version_notes(capabilities), *_unread(flags)),
+        notes=(*version_notes(capabilities), *((unread,) if unread else ())),
     )
 
 
@@ -71,13 +73,6 @@ def version_notes(capabilities: Capabilities) -> tuple[str, ...]:
         f"SGLang {version} is not in the tables of flags: those of {table} answer for it; "
         f"a {side} release may take other flags and check them otherwise",
     )
-
-
-def _unread(flags: Assignment) -> tuple[str, ...]:
-    """What a command takes from places that are not read here."""
-    if "config" not in flags:
-        return ()
-    return (f"flags in the file of --config {flags['config']} are not read: the judgement is without them",)
 
 
 def _effective(made: rules.Effective, flags: Assignment, told: Assignment) -> dict[str, Value]:

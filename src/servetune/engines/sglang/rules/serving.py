@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
+from servetune.engines.sglang.rules._registry import Assign, Effects, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import NO_JSON, State, json_of
 from servetune.engines.sglang.rules.misc import CHECK
 
@@ -102,6 +102,34 @@ def metric_buckets(s: State) -> Effects:
                 (field,),
                 ("default", "tse 1000 2 8", "custom 10 100 1000"),
             )
+
+
+@rule("serving.prefill_delay", Stage.EARLY, until="0.5.11", source="server_args.py:_handle_prefill_delayer_env_compat")
+def prefill_delay(s: State) -> Effects:
+    """Up to 0.5.11 the environment variable's own default of 30 wins over the flag."""
+    field, named = "prefill_delayer_max_delay_passes", s.env.get("SGLANG_PREFILL_DELAYER_MAX_DELAY_PASSES")
+    if s.user.get(field) is not None and named is None:
+        yield Assign(field, 30, "SGLANG_PREFILL_DELAYER_MAX_DELAY_PASSES, 30 where it is not set, wins")
+
+
+@rule("serving.multi_item_delimiter", Stage.CHECK, until="0.5.11", source=CHECK)
+def multi_item_delimiter(s: State) -> Effects:
+    """Scoring several items at once needs the whole prompt in one piece, and none of it cached."""
+    if s.user.get("multi_item_scoring_delimiter") is None:
+        return
+    flag = "multi_item_scoring_delimiter"
+    if not s.disable_radix_cache:
+        yield Refuse(
+            "--multi-item-scoring-delimiter needs --disable-radix-cache",
+            (flag, "disable_radix_cache"),
+            ("--disable-radix-cache",),
+        )
+    if s.chunked_prefill_size not in (-1, None):
+        yield Refuse(
+            "--multi-item-scoring-delimiter needs --chunked-prefill-size -1",
+            (flag, "chunked_prefill_size"),
+            ("--chunked-prefill-size -1",),
+        )
 
 
 @rule("serving.pdmux", Stage.CHECK, since="0.5.4", source=CHECK)

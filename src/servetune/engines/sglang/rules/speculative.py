@@ -70,6 +70,42 @@ def dflash_draft(s: State) -> Effects:
         )
 
 
+@rule("speculative.one_block", Stage.SPECULATIVE, since="0.5.11", source="speculative_hook.py (DFLASH, DSPARK)")
+def one_block(s: State) -> Effects:
+    """DFLASH and DSPARK draft one block: steps and top-k are 1, and there is no pipeline."""
+    if s.speculative_algorithm not in ("DFLASH", "DSPARK"):
+        return
+    for field in ("speculative_num_steps", "speculative_eagle_topk"):
+        if getattr(s, field) is None:
+            yield Fill(field, 1)
+        elif getattr(s, field) != 1:
+            yield Assign(field, 1, f"{s.speculative_algorithm} drafts one block")
+    alone = s.speculative_algorithm == "DSPARK" and s.disaggregation_mode == "prefill"
+    if s.pp_size != 1 and not alone:
+        yield Refuse(
+            f"{s.speculative_algorithm} speculation and --pp-size {s.pp_size} exclude each other",
+            ("speculative_algorithm", "pp_size"),
+            ("--pp-size 1",),
+        )
+
+
+@rule("speculative.draft_window", Stage.SPECULATIVE, since="0.5.12", source=SOURCE)
+def draft_window(s: State) -> Effects:
+    """The draft's window is positive; a sink belongs to a window."""
+    window, sink = s.user.get("speculative_draft_window_size"), s.user.get("speculative_draft_sink_size")
+    asked = s.version >= (0, 5, 14) or s.speculative_algorithm == "DFLASH"
+    if asked and isinstance(window, int) and window <= 0:
+        yield Refuse(
+            f"--speculative-draft-window-size must be positive, got {window}", ("speculative_draft_window_size",)
+        )
+    if isinstance(sink, int) and (sink < 0 or window is None) and s.version >= (0, 5, 20):
+        yield Refuse(
+            "--speculative-draft-sink-size is not negative and needs --speculative-draft-window-size",
+            ("speculative_draft_sink_size", "speculative_draft_window_size"),
+            ("name --speculative-draft-window-size",),
+        )
+
+
 @rule("speculative.limits_running_requests", Stage.SPECULATIVE, source=SOURCE)
 def limits_running_requests(s: State) -> Effects:
     """Speculative decoding caps running requests at 48 unless --max-running-requests is given."""
