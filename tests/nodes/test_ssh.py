@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from servetune.core.errors import ProgramEndedError
 from servetune.core.node import EnvRef, LaunchSpec, Node
 from servetune.nodes import ssh
 from servetune.nodes._marks import Mark
+from servetune.nodes._processes import read
 from servetune.nodes._ssh_load import HELPERS
 from servetune.nodes._starter import this_host
 
@@ -82,6 +84,28 @@ def test_the_models_config_is_read_on_the_node(make, tmp_path):
     assert make(engine_model=str(tmp_path)).facts().config_json["num_hidden_layers"] == 4
     assert make(engine_model="/nowhere").facts().config_json == {}
     assert make().facts().config_json == {}
+
+
+def test_a_process_that_got_a_pid_of_before_the_reboot_is_foreign(make, tmp_path):
+    """Even one that also started at the same tick: the boot id decides."""
+    node, log_dir = make(), str(tmp_path / "log")
+    spec = LaunchSpec(argv=("sleep", "600"), port=node.free_port())
+    server = node.start(spec, "rebooted", 1, log_dir)
+    pid_file = next(Path(server.folder).glob("*.pid"))
+    words = pid_file.read_text().split()
+    for pid in carriers("rebooted"):
+        os.kill(pid, signal.SIGKILL)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as foreign:
+        ticks = read(foreign.pid).start_ticks
+        reused = [str(foreign.pid), str(ticks), words[2], "00000000-0000-0000-0000-000000000000", *words[4:]]
+        pid_file.write_text(" ".join(reused) + "\n")
+        assert server.poll() is not None
+        assert server.rebooted
+        assert node.adopt(spec, "rebooted", 1, log_dir) is None
+        server.stop(0.2)
+        assert node.reclaim("rebooted") == []
+        assert foreign.poll() is None
+        foreign.kill()
 
 
 SHARER = """

@@ -152,6 +152,33 @@ def test_a_jump(sshd, tmp_path):
             node.facts()
 
 
+@pytest.mark.parametrize("way", ["node.jump", "ProxyJump"])
+def test_a_bastion_with_keys_of_its_own(sshd, tmp_path, way):
+    """Its host key, its port and its client key are others than the node's; and it breaks on the way."""
+    with running(tmp_path / "bastion") as bastion:
+        known = tmp_path / "known_hosts"
+        known.write_text(sshd.known_hosts.read_text() + bastion.known_hosts.read_text())
+        jump = "ProxyJump bastion" if way == "ProxyJump" else ""
+        (tmp_path / "config").write_text(
+            f"Host bastion\n  HostName 127.0.0.1\n  Port {bastion.port}\n  IdentityFile {bastion.client_key}\n"
+            f"Host node\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.client_key}\n  {jump}\n"
+            f"Host *\n  User {sshd.settings()['user']}\n  UserKnownHostsFile {known}\n  IdentityAgent none\n"
+        )
+        settings = {"host": "node", "config": str(tmp_path / "config"), "port": None, "identity_file": None}
+        settings |= {"known_hosts": None, "user": None, "jump": "bastion" if way == "node.jump" else None}
+        with opened(sshd, **settings) as node:
+            assert node.facts().host
+            assert [hop.port for hop in node.link.target.jumps] == [bastion.port]
+            bastion.cut()
+            assert node.facts().host
+            assert any("answers again" in note for note in node.take_notes())
+            bastion.stop()
+            sshd.cut()
+            node.link._patience_s = 0.0
+            with pytest.raises(NodeUnreachableError):
+                node.facts()
+
+
 def test_jumps_in_a_circle_are_refused(tmp_path):
     (tmp_path / "config").write_text("Host a\n ProxyJump b\nHost b\n ProxyJump a\n")
     with pytest.raises(SpecError, match="circle"):
@@ -192,6 +219,25 @@ def test_an_agent(sshd, tmp_path, monkeypatch):
             assert reached(sshd, identity_file=str(key))
         finally:
             agent.kill()
+
+
+def test_a_login_by_password_only_is_told_what_to_do(tmp_path, monkeypatch):
+    """With no password given, and with a wrong one. The remedies are those that the message names."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with running(tmp_path, PasswordAuthentication="yes") as sshd:
+        sshd.authorized.write_text("")
+        with pytest.raises(NodeUnreachableError) as refused:
+            reached(sshd)
+        assert re.search(
+            r"does not let .* in: .*; it takes passwords: install a key with `ssh-copy-id -p", str(refused.value)
+        )
+        assert "`password: {from_env: NAME}` under node:" in str(refused.value)
+        monkeypatch.setenv("NAME", "wrong-password-4713")
+        with pytest.raises(NodeUnreachableError, match="does not let") as refused:
+            reached(sshd, password={"from_env": "NAME"})
+        assert "4713" not in str(refused.value)
+        sshd.authorized.write_text(public(sshd.client_key) + "\n")  # what ssh-copy-id does
+        assert reached(sshd)
 
 
 def test_who_is_not_let_in_is_told(sshd, tmp_path, monkeypatch):

@@ -11,12 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import services
+from click.testing import CliRunner
 from contracts.node_contract import BAD_SERVER, Bench, carriers, listening, until
 from nodes.slow_link import SlowLink
 from nodes.sshd import needs_sshd, running
 from tuner.ssh_lab import Happening
 
-from servetune.core.errors import NodeUnusableError
+from servetune import plugins
+from servetune.cli import cli
+from servetune.core.errors import NodeUnreachableError, NodeUnusableError
 from servetune.core.trial import TrialState
 from servetune.nodes import ssh
 
@@ -70,6 +74,18 @@ def test_a_link_that_freezes_is_given_up_and_another_one_made(lab, link, moment)
     assert any("answers again" in note for note in happening.notes)
 
 
+def test_the_alive_interval_of_the_configuration_decides_when_a_silent_link_is_given_up(sshd, link, tmp_path):
+    """Three seconds instead of 45: one a second, three times."""
+    node = ssh.create(ssh.Settings(**{**sshd.settings(**link.settings), "reconnect_s": 0}), tmp_path)
+    node.facts()
+    link.frozen = True
+    began_s = time.monotonic()
+    with pytest.raises(NodeUnreachableError, match="did not answer again"):
+        node.facts()
+    assert 2 < time.monotonic() - began_s < 20
+    node.close()
+
+
 @pytest.fixture
 def bench(sshd, tmp_path):
     node = ssh.create(ssh.Settings(**sshd.settings()), tmp_path)
@@ -108,29 +124,58 @@ def test_an_unmarked_rest_on_the_port_is_named_and_left_alone(bench):
     server.stop(1)
 
 
-def test_the_disk_of_the_node_fills_while_a_server_runs(lab, tmp_path):
+@pytest.fixture
+def disk(tmp_path):
+    """4 MiB of the node's disk; `fill` takes what is left, `free` gives it back."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode != 0:
+        services.require("mounts", "may not mount a tmpfs")
+    yield Disk(folder)
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+class Disk:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), (self.folder / "filler").open("wb") as filler:
+            while True:
+                filler.write(b"x" * 10_000)
+                filler.flush()
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
+
+def test_the_disk_of_the_node_is_full_before_the_start(lab, disk):
     """What a server cannot log nobody can read; the reason is the disk, not the configuration."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=False).returncode != 0:
-        pytest.skip("may not mount a tmpfs")
-    try:
-        file = lab.write(lab.node(workdir=str(disk)), retries={"transient": 0})
+    file = lab.write(lab.node(workdir=str(disk.folder)), retries={"transient": 0})
+    with pytest.raises(NodeUnusableError, match=r"(No space left|free space)"):
+        lab.sit(file, Happening("TrialStarted", disk.fill))
+    assert carriers(file.stem) == []
+    disk.free()
+    lab.sit(file)
+    assert [trial.state for trial in lab.trials(file)] == [TrialState.COMPLETE]
 
-        def fill():
-            with contextlib.suppress(OSError), (disk / "filler").open("wb") as filler:
-                while True:
-                    filler.write(b"x" * 10_000)
-                    filler.flush()
 
-        with pytest.raises(NodeUnusableError, match=r"(No space left|free space)"):
-            lab.sit(file, Happening("TrialStarted", fill))
-        assert carriers(file.stem) == []
-        (disk / "filler").unlink()
-        lab.sit(file)
-        assert [trial.state for trial in lab.trials(file)] == [TrialState.COMPLETE]
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+@pytest.mark.parametrize("moment", ["waiting", "LevelProgress"])
+def test_the_disk_of_the_node_fills_while_a_server_runs(lab, disk, moment):
+    """A server that says no more than it can write is judged by what it does; the next one is not even started."""
+    space = {"parameters": {"chunked-prefill-size": [2048, 4096]}, "hints": [{"chunked-prefill-size": 4096}]}
+    file = lab.write(
+        lab.node(workdir=str(disk.folder)), budget={"trials": 2}, search_space=space, retries={"transient": 0},
+        timeouts={"ready_s": 40_000, "stall_s": 20_000, "level_s": 200_000},
+    )  # fmt: skip
+    with pytest.raises(NodeUnusableError, match=r"(No space left|free space)"):
+        lab.sit(file, Happening(moment, disk.fill))
+    assert carriers(file.stem) == []
+    assert TrialState.PRUNED not in {trial.state for trial in lab.trials(file)}, "the disk taught something"
+    disk.free()
+    lab.sit(file)
+    assert carriers(file.stem) == []
+    assert [trial.state for trial in lab.trials(file)].count(TrialState.COMPLETE) == 2
 
 
 def test_secrets_are_in_no_file_and_no_process_list(lab, sshd, monkeypatch, tmp_path):
@@ -152,6 +197,19 @@ def test_secrets_are_in_no_file_and_no_process_list(lab, sshd, monkeypatch, tmp_
 
     lab.sit(file, Happening("LevelProgress", look))
     assert {trial.state for trial in lab.trials(file)} == {TrialState.COMPLETE}
+    for name in plugins.names("exports"):
+        words = [
+            "export",
+            file.stem,
+            "--format",
+            name,
+            "--storage",
+            lab.storage,
+            "-o",
+            str(tmp_path / f"export.{name}"),
+        ]
+        assert CliRunner().invoke(cli, words).exit_code == 0
+    assert len(list(tmp_path.glob("export.*"))) >= 3
     written = [path.read_bytes() for path in [*tmp_path.rglob("*"), *sshd.folder.rglob("*")] if path.is_file()]
     private = key.read_bytes().split(b"\n")[2]
     for text in [*written, json.dumps([str(one) for one in lab.trials(file)]).encode()]:

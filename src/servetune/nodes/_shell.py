@@ -74,12 +74,14 @@ class Started:
 class Status:
     """Of a detached server. `exit`: how it ended, None while it runs; its code is None when nobody kept it.
 
-    `rebooted`: the node was restarted since. `log_bytes`: of the whole log file.
+    `rebooted`: the node was restarted since. `log_bytes`: of the whole log file. `full`: the disk is, and
+    nobody kept the exit status.
     """
 
     exit: Exit | None
     rebooted: bool
     log_bytes: int
+    full: bool = False
 
 
 def start(launch: Detached) -> str:
@@ -144,7 +146,8 @@ def read_started(text: str) -> Started | str:
 
 def _leader(launch: Detached) -> str:
     server = _exec(launch.argv, {**launch.environment, **launch.mark.environment()}, "</dev/null", launch.cwd)
-    kept = f"echo $? > {launch.token}.new; mv {launch.token}.new {launch.token}.exit"
+    # on a full disk an empty file would stand for an exit status
+    kept = f"echo $? > {launch.token}.new && [ -s {launch.token}.new ] && mv {launch.token}.new {launch.token}.exit"
     lines = [
         "trap : INT TERM HUP",  # a handler ends with the exec of the server; an ignored signal would not
         _TICKS,
@@ -215,7 +218,9 @@ def status(folder: str, token: str, offset_bytes: int, limit_bytes: int) -> str:
             f"[ -f {token}.exit ] && read -r CODE < {token}.exit",
             f'read -r NOW < {_BOOT_ID}; SAME=same; [ "$NOW" = "$BOOT" ] || SAME=rebooted',
             f"SIZE=$(wc -c < {LOG_FILE})",
-            'echo "$ALIVE $CODE $SAME $SIZE"',
+            f"written() {{ echo > {token}.room && [ -s {token}.room ]; }} 2>/dev/null",
+            f'ROOM=room; [ "$ALIVE$CODE" != gone- ] || written || ROOM=full; rm -f {token}.room',
+            'echo "$ALIVE $CODE $SAME $SIZE $ROOM"',
             f"[ $SIZE -le {offset_bytes} ] || tail -c +{offset_bytes + 1} {LOG_FILE} | head -c {limit_bytes}",
         ]
     )
@@ -242,10 +247,10 @@ def read_status(data: bytes) -> tuple[Status, bytes]:
     Raises ValueError when there is no status.
     """
     line, _, log = data.partition(b"\n")
-    alive, code, same, size = line.decode("ascii", "replace").split()
+    alive, code, same, size, room = line.decode("ascii", "replace").split()
     known = None if code == "-" else _exit(int(code))
     gone = Exit(code=None) if alive == "gone" or same == "rebooted" else None
-    return Status(known or gone, known is None and same == "rebooted", int(size)), log
+    return Status(known or gone, known is None and same == "rebooted", int(size), room == "full"), log
 
 
 def _exit(status: int) -> Exit:

@@ -123,10 +123,14 @@ def _explained(target: Target) -> Iterator[None]:
     try:
         yield
     except paramiko.AuthenticationException as error:
-        raise NodeUnreachableError(
-            f"{target} does not let {target.user} in: {error}; try `ssh -p {target.port} {target.user}@{target.host}`, "
-            "and see node.user, node.identity_file and ssh-agent"
-        ) from error
+        way = f"-p {target.port} {target.user}@{target.host}"
+        remedy = f"try `ssh {way}`, and see node.user, node.identity_file and ssh-agent"
+        if isinstance(error, _NotLetIn) and error.passwords:
+            remedy = (
+                f"it takes passwords: install a key with `ssh-copy-id {way}`, or write `password: {{from_env: NAME}}` "
+                f"under node: and export NAME; else {remedy}"
+            )
+        raise NodeUnreachableError(f"{target} does not let {target.user} in: {error}; {remedy}") from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise NodeUnreachableError(
@@ -150,10 +154,27 @@ def _authenticate(transport: paramiko.Transport, target: Target, secrets: Secret
             f"{', '.join(locked)} is encrypted: load it into an agent with `ssh-add {locked[0]}`, or write "
             "`passphrase: {from_env: NAME}` under node:"
         )
-    if refused is not None:
-        raise refused
     files = ", ".join(str(file) for file in target.identity_files)
-    raise paramiko.AuthenticationException(f"there is no key to offer (none of {files}, and no agent)")
+    why = str(refused or f"there is no key to offer (none of {files}, and no agent)")
+    raise _NotLetIn(why, _takes_passwords(transport, target.user))
+
+
+class _NotLetIn(paramiko.AuthenticationException):
+    """By keys; `passwords`: whether the server would ask for one."""
+
+    def __init__(self, why: str, passwords: bool) -> None:
+        super().__init__(why)
+        self.passwords = passwords
+
+
+def _takes_passwords(transport: paramiko.Transport, user: str) -> bool:
+    try:
+        transport.auth_none(user)
+    except paramiko.BadAuthenticationType as error:
+        return not {"password", "keyboard-interactive"}.isdisjoint(error.allowed_types)
+    except (paramiko.SSHException, OSError, EOFError):
+        return False  # it has hung up after so many tries
+    return False
 
 
 def _try_keys(

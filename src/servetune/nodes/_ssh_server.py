@@ -93,6 +93,11 @@ class FarServer:
     def poll(self) -> Exit | None:
         """How it ended, None while it runs. Brings the next piece of the log along: one round trip for both."""
         status, log = self._status(self._read_to, _LOOK_BYTES)
+        if status.full and not status.rebooted:
+            raise NodeUnusableError(
+                f"the server ended while nothing could be written in {self.folder} on the node: its disk is full. That "
+                "says nothing about the configuration; free space there, or name another node.workdir, then resume"
+            )
         self._exit, self._rebooted = status.exit, status.rebooted
         self._ahead = (self._read_to, log)
         self._log_end = status.log_bytes - self._log_from_bytes
