@@ -458,9 +458,7 @@ class TestHelpAndFiles:
 
     def test_a_file_of_flags_is_not_read_and_said_to_be_so(self, h200):
         found = judged(h200, "--tp-size 8 --config flags.yaml")
-        assert found["notes"] == [
-            "flags in the file of --config flags.yaml are not read: it is not on this machine"
-        ]
+        assert found["notes"] == ["flags in the file of --config flags.yaml are not read: it is not on this machine"]
 
     @pytest.mark.parametrize(
         ("text", "told"),
