@@ -19,7 +19,7 @@ VAGUE_ORDER = 60
 #: The process was asked to stop, or its peer is gone: never a cause.
 _CONSEQUENCE = re.compile(
     r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
-    r"|ConnectionResetError|zmq\.error\.\w+)"
+    r"|ConnectionResetError|zmq\.error\.(?![^\n]*(?:in use|Too many open))\w+)"
 )
 
 

@@ -26,9 +26,11 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"layers/moe/|fused_moe|moe_runner", "moe-runner-backend"),
     (r"batch_invariant_ops", "enable-deterministic-inference"),
     (r"piecewise", "enable-piecewise-cuda-graph"),
-    (r"layers/attention/|attention_registry|attention_backend", "attention-backend"),
+    (r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla", "attention-backend"),
     (r"pool_host|hicache|hiradix|hybrid_cache", "enable-hierarchical-cache"),
     (r"speculative/|eagle_|ngram_", "speculative-algorithm"),
+    (r"/lora/|lora_manager", "enable-lora"),
+    (r"disaggregation/", "disaggregation-mode"),
     (r"quantization/", "quantization"),
     (r"_dynamo|torch/compile|inductor", "enable-torch-compile"),
 )

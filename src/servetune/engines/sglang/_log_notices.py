@@ -92,7 +92,8 @@ NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this dev
 #: A process of the server ends for good; nothing after such a line brings it back.
 DEATH = re.compile(
     r"Received sigquit from a child|SIGQUIT received|scheduler is dead|died during initialization"
-    r"|crashed with exit code|^Killed$|^Aborted|Segmentation fault|Fatal Python error|terminate called after throwing"
+    r"|crashed with exit code|^Killed$|: line \d+: +\d+ (?:Killed|Aborted)\b"
+    r"|^Aborted|Segmentation fault|Fatal Python error|terminate called after throwing"
     r"|Initialization failed|Exit code: -?\d|taking the entire process down|server exited early"
     r"|kill_process_tree called: .*include_parent=True|[Ww]atchdog timeout \(.*soft=False"
     r"|Watchdog timeout \(self\.watchdog_timeout=[\d.]+\)|Error while finding module specification for '?sglang"
@@ -213,7 +214,9 @@ TELLING = (
     b"command not found",
 )
 NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
-ASSERTION_LINE = re.compile(r"Assertion [`'\"].*[`'\"]? ?failed|: block: \[\d+,\d+,\d+\], thread:")
+ASSERTION_LINE = re.compile(
+    r"Assertion [`'\"].*[`'\"]? ?failed|Assertion failed: \S+\.cuh?:\d|: block: \[\d+,\d+,\d+\], thread:"
+)
 RETRACTION = re.compile(r"KV cache pool is full\. Retract|Retract requests|#retracted_reqs")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,6 +39,7 @@ RENAMED: Mapping[str, tuple[str, Value | None]] = {
     "enable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "breakable"),
     "disable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "disabled"),
 }
+_EXCEEDS = re.compile(r"\((?P<need>\d{1,9})\) exceeds \w+ \((?P<have>\d{1,9})\)")
 _ADVISED = re.compile(
     r"(?i)(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
     r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =]([\w.]+))?"
@@ -194,7 +196,15 @@ def _raise_dispatch_cap(draft: Draft) -> None:
         if now is not None and str(now).isdecimal() and len(str(now)) < 16
         else (1024 if kind == "FLASHINFER" else 128)
     )
-    draft.add(name, str(cap * 2), f"twice the buffers of {cap} tokens per rank (costs memory)")
+    times = _times_needed(draft)
+    draft.add(name, str(cap * times), f"{times} times the buffers of {cap} tokens per rank (costs memory)")
+
+
+def _times_needed(draft: Draft) -> int:
+    """The least power of two, above 1, that makes the buffers large enough: two where the message has no numbers."""
+    match = _EXCEEDS.search(draft.text)
+    shortage = int(match["need"]) / max(1, int(match["have"])) if match else 2.0
+    return 2 ** min(6, max(1, math.ceil(math.log2(shortage)))) if shortage > 1 else 2
 
 
 def _expert_parallel(draft: Draft) -> None:

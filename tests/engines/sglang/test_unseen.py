@@ -1,0 +1,182 @@
+"""Messages that the table of failure classes had not seen when they were written down, each with its answer."""
+
+# ruff: noqa: E501 - log lines are as long as they are
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, SCHEDULER, SRT, Log
+
+from servetune.engines.sglang.logs import SglangLogReader
+
+SITE = "/usr/local/lib/python3.12/dist-packages"
+FLAGS = {
+    "tp_size": 8,
+    "attention_backend": "fa3",
+    "moe_runner_backend": "deep_gemm",
+    "enable_hierarchical_cache": True,
+    "mem_fraction_static": 0.9,
+}
+
+
+class Unseen(NamedTuple):
+    """`place`: how far the log came. `repaired`: a flag that a repair must turn ("" for none at all, None: any)."""
+
+    place: str
+    frames: tuple[str, ...]
+    text: str
+    answer: tuple[str, str, str]  # class, phase, verdict
+    repaired: str | None = None
+
+
+CASES = (
+    Unseen(
+        "capture",
+        (*CAPTURE, "layers/moe/cutlass_moe.py:cutlass_fused_experts_fp8> grouped_mm("),
+        "RuntimeError: No implemented fp8_blockwise_scaled_grouped_mm for current compute capability: 120",
+        ("arch_unsupported", "graph_capture", "infeasible"),
+    ),
+    Unseen(
+        "load",
+        (*LOADING, "layers/quantization/modelopt_quant.py:process_weights_after_loading> raise ValueError("),
+        "ValueError: Current platform does not support NVFP4 quantization. Please use Blackwell and up.",
+        ("arch_unsupported", "load", "infeasible"),
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, f"{SITE}/sgl_kernel/flash_attn.py:flash_attn_with_kvcache> raise NotImplementedError("),
+        "NotImplementedError: flash_attn at sgl-kernel is only supported on sm90 and above",
+        ("arch_unsupported", "graph_capture", "infeasible"),
+        "attention-backend",
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, f"{SITE}/triton/backends/nvidia/driver.py:compile_module_from_src> subprocess.check_call("),
+        "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmp1/main.c', '-O3', '-shared']' returned non-zero exit status 1.",
+        ("jit_autotune", "graph_capture", "stop"),
+        "",
+    ),
+    Unseen(
+        "weights",
+        (*SCHEDULER, "model_executor/model_runner.py:init_attention_backend> raise ValueError("),
+        "ValueError: Invalid attention backend: fa3 for hybrid model",
+        ("invalid_combo", "load", "infeasible"),
+        "attention-backend",
+    ),
+    Unseen(
+        "weights",
+        (*SCHEDULER, "mem_cache/hiradix_cache.py:__init__> raise ValueError("),
+        "ValueError: HiRadixCache only supports MHA and MLA yet",
+        ("invalid_combo", "kv_alloc", "infeasible"),
+        "enable-hierarchical-cache",
+    ),
+    Unseen(
+        "ready",
+        (*EVENT_LOOP, "constrained/xgrammar_backend.py:accept_token> self.matcher.accept_token(token)"),
+        "RuntimeError: GrammarMatcher rejected token after termination",
+        ("engine_bug", "serving", "infeasible"),
+    ),
+    Unseen(
+        "ready",
+        (*EVENT_LOOP, "layers/sampler.py:forward> torch.multinomial(probs, num_samples=1)"),
+        "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+        ("wrong_output", "serving", "infeasible"),
+    ),
+    Unseen(
+        "load",
+        (*SCHEDULER, "multimodal/processor.py:get_mm_processor> raise ValueError("),
+        "ValueError: No processor registered for architecture: ['Foo2VLForConditionalGeneration'].",
+        ("model_artifact", "load", "stop"),
+        "",
+    ),
+    Unseen(
+        "dist",
+        (*DISTRIBUTED, "disaggregation/mooncake/transfer_engine.py:initialize> raise RuntimeError("),
+        "RuntimeError: Mooncake Transfer Engine initialization failed.",
+        ("comm_init", "load", "infeasible"),
+    ),
+    Unseen(
+        "dist",
+        (SCHEDULER[0], "utils/common.py:get_zmq_socket> socket.bind(endpoint)"),
+        "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:30111')",
+        ("host_env", "load", "retry"),
+        "",
+    ),
+    Unseen(
+        "ready",
+        (EVENT_LOOP[0], f"{SITE}/zmq/sugar/socket.py:recv_pyobj> msg = self.recv(flags)"),
+        "zmq.error.ZMQError: Too many open files",
+        ("host_env", "serving", "stop"),
+        "",
+    ),
+    Unseen(
+        "ready",
+        (
+            "managers/tokenizer_manager.py:handle_loop> obj = await self.recv()",
+            "managers/mm_utils.py:wrap> shm = SharedMemory(",
+        ),
+        "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'",
+        ("host_env", "serving", "stop"),
+        "",
+    ),
+)
+
+
+def diagnosis(log: Log) -> dict:
+    reader = SglangLogReader({})
+    reader.feed(log.text().encode())
+    return reader.report(reader.diagnose(None))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.text[:50] for case in CASES])
+def test_unseen_message(case: Unseen) -> None:
+    log = Log().arguments(**FLAGS).start(case.place, ("TP0", "TP1"))
+    log.raises("TP1", case.frames, case.text, decisive=True, wait=2).raises("TP0", case.frames, case.text, wait=1)
+    found = diagnosis(log.dies(case.place == "ready"))
+    assert (found["class"], found["phase"], found["verdict"]) == case.answer
+    assert (found["first_rank"], found["evidence"][0]["line"]) == ("TP1", log.decisive)
+    repaired = [one["flag"] for one in found["repair"]]
+    if case.repaired is not None:
+        assert f"--{case.repaired}" in repaired if case.repaired else repaired == []
+
+
+def test_what_a_kernel_printed_explains_its_assert() -> None:
+    log = Log().arguments(tp_size=8, moe_a2a_backend="deepep").start("ready", ("TP0",))
+    printed = (
+        "Assertion failed: /build/DeepEP/csrc/kernels/internode.cu:483, condition: state->num_rc_per_pe >= channels"
+    )
+    log.decides(printed).raises(
+        "TP0", EVENT_LOOP, "torch.AcceleratorError: CUDA error: device-side assert triggered", wait=1
+    )
+    found = diagnosis(log.dies(serving=True))
+    assert (found["class"], found["evidence"][0]["line"]) == ("device_fault", log.decisive)
+
+
+def test_an_unanswered_warm_up_is_a_hang() -> None:
+    log = Log().arguments(tp_size=8).start("http", ("TP0",)).add("", None, 600)
+    log.add("Initialization failed. warmup error: Traceback (most recent call last):", "")
+    log.add(f'  File "{SRT}/entrypoints/http_server.py", line 1, in _execute_server_warmup\n    res = requests.post(')
+    log.decides("requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', port=30000): Read timed out.")
+    found = diagnosis(log.add("Killed"))
+    assert (found["class"], found["phase"], found["verdict"]) == ("hang", "warmup", "retry")
+    assert found["evidence"][0]["line"] == log.decisive
+
+
+def test_what_the_shell_says_of_a_killed_server_is_its_end() -> None:
+    log = Log().arguments(tp_size=8).start("captured", ("TP0",))
+    log.decides(
+        "./run.sh: line 22: 103525 Killed                  python -m sglang.launch_server --model-path /m --tp 8"
+    )
+    found = diagnosis(log)
+    assert (found["class"], found["verdict"]) == ("host_env", "retry")
+
+
+def test_the_dispatch_cap_is_raised_to_what_the_batch_needed() -> None:
+    """8192 tokens were room for 1024 per rank: 40,000 need 5 times that, so 8 times (a power of two) is tried."""
+    log = Log().arguments(tp_size=8, moe_a2a_backend="flashinfer").start("ready", ("TP0",))
+    text = "AssertionError: num_tokens (40000) exceeds max_num_tokens (8192)"
+    found = diagnosis(log.raises("TP0", EVENT_LOOP, text).dies(serving=True))
+    caps = {one["flag"]: one["value"] for one in found["repair"]}
+    assert caps["SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "8192"
