@@ -27,10 +27,11 @@ needs_sshd = pytest.mark.skipif(not Path(SSHD).exists(), reason="needs Debian's 
 class Sshd:
     """`folder` gets keys and configuration. `home`: HOME of those who log in, where a node's work directory lies."""
 
-    def __init__(self, folder: Path, prefix: tuple[str, ...] = (), port: int | None = None) -> None:
+    def __init__(self, folder: Path, prefix: tuple[str, ...] = (), address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port = port or free_port()
+        self.port = free_port()
+        self.address = address
         self.prefix = prefix  # a command to run sshd with, such as `ip netns exec NAME`
         self.client_key = keygen(folder / "client")
         self.host_key = keygen(folder / "host")
@@ -50,9 +51,9 @@ class Sshd:
         self.know()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def know(self, host: str = "127.0.0.1") -> None:
+    def know(self) -> None:
         """Accept the host key."""
-        self.known_hosts.write_text(f"[{host}]:{self.port} {public(self.host_key)}\n")
+        self.known_hosts.write_text(f"[{self.address}]:{self.port} {public(self.host_key)}\n")
 
     def put_gpus(self) -> Path:
         """A stand-in for nvidia-smi and two recorded GPUs; the folder with its answers, which a test may change."""
@@ -95,7 +96,7 @@ class Sshd:
             Path("/run/sshd").mkdir(exist_ok=True)
         log = self.folder / "sshd.log"
         self._process = subprocess.Popen([*self.prefix, SSHD, "-D", "-f", config, "-E", log], start_new_session=True)
-        until_listens(self.port, self._process, log)
+        until_listens((self.address, self.port), self._process, log)
         return self
 
     def cut(self) -> None:
@@ -123,7 +124,7 @@ class Sshd:
     def settings(self, **more: object) -> dict[str, object]:
         """Of `node: {name: ssh}`."""
         return {
-            "host": "127.0.0.1",
+            "host": self.address,
             "port": self.port,
             "user": getpass.getuser(),
             "identity_file": str(self.client_key),
@@ -173,10 +174,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until_listens(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def until_listens(place: tuple[str, int], process: subprocess.Popen[bytes], log: Path) -> None:
     deadline_s = time.monotonic() + 20
     while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=1):
             return
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline_s, log.read_text()

@@ -131,13 +131,15 @@ def test_somebody_on_the_gpus(examine, shared):
     query = (shared.answers / "query").read_text()
     (shared.answers / "query").write_text(query.replace("143771, 0,", "143771, 90000,", 1))
     seen(examine("gpu users")["gpu users"], "error", r"no process that is shown: GPU 0: 87\.9 GiB", "reset")
-    (shared.answers / "query").write_text(query)
+    (shared.answers / "query").write_text(query)  # the GPU was reset
+    assert examine("gpu users")["gpu users"].state == "ok"
 
 
 def test_slow_links_between_gpus(examine, shared):
     topology = (shared.answers / "topo").read_text()
     (shared.answers / "topo").write_text(topology.replace("NV18", "SYS "))
     seen(examine("interconnect")["interconnect"], "warning", r"pcie \(1 × SYS\).*NUMA", r"node\.gpus")
+    assert examine("interconnect", gpus=[0], purpose={"gpus_needed": 1})["interconnect"].state == "ok"
     (shared.answers / "topo").write_text(topology)
 
 
@@ -169,7 +171,9 @@ def test_no_room_for_logs(examine, tmp_path):
         seen(examine("disk", workdir=str(disk / "work"))["disk"], "error", r"0\.0 of 0\.0 GiB free", r"node\.workdir")
     finally:
         subprocess.run(["umount", disk], check=True)
-    assert examine("disk")["disk"].state == "ok"
+    rows = examine("disk", workdir=str(tmp_path / "another"))
+    assert rows["disk"].state == "ok"
+    assert list((tmp_path / "another").iterdir()) == [], "the probe is taken away"
 
 
 def test_a_model_that_is_not_there(examine, model):
@@ -182,6 +186,8 @@ def test_a_model_that_is_not_there(examine, model):
     seen(examine("model", purpose={"model": "org/name"})["model"], "warning", "name on a hub", "folder on the node")
     (model / "config.json").write_text("{")
     seen(examine("model")["model"], "error", "no JSON object", "copy the model")
+    (model / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    assert examine("model")["model"].state == "ok"
 
 
 def programs_of(sshd: Sshd, folder: Path, **texts: str) -> Sshd:
@@ -202,6 +208,8 @@ def test_a_clock_that_is_wrong_and_a_missing_tool(examine, tmp_path):
         seen(
             examine("clock", sshd=wrong, purpose={"gpus_needed": 0})["clock"], "warning", r"\+3600 s off", "timedatectl"
         )
+        (folder / "date").unlink()  # the clock was set
+        assert examine("clock", sshd=wrong, purpose={"gpus_needed": 0})["clock"].state == "ok"
     finally:
         wrong.stop()
     for name in (
@@ -225,8 +233,42 @@ def test_a_clock_that_is_wrong_and_a_missing_tool(examine, tmp_path):
     bare.start()
     try:
         seen(examine("tools", sshd=bare)["tools"], "error", "missing: flock", "install.*util-linux")
+        (folder / "flock").symlink_to(shutil.which("flock"))
+        assert examine("tools", sshd=bare)["tools"].state == "ok"
     finally:
         bare.stop()
+
+
+LISTENER = "{:4d}: 00000000:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 {} 1 0 100 0 0 10 0"
+
+
+def test_no_port_is_free(examine, tmp_path):
+    folder, tables = tmp_path / "bin", tmp_path / "tables"
+    folder.mkdir()
+    tables.write_text("\n".join(LISTENER.format(port, port, 1000 + port) for port in range(30000, 40000)))
+    full = programs_of(
+        Sshd(tmp_path / "full"),
+        folder,
+        cat=f'case "$*" in *net/tcp*) exec /bin/cat {tables};; esac; exec /bin/cat "$@"',
+    )
+    full.start()
+    try:
+        row = examine("ports", sshd=full, purpose={"gpus_needed": 0})["ports"]
+        seen(row, "error", "no free TCP port found in 30000–39999 of the node", r"see `ss -tln`")
+        tables.write_text("")  # whoever listened was ended
+        assert examine("ports", sshd=full, purpose={"gpus_needed": 0})["ports"].state == "ok"
+    finally:
+        full.stop()
+
+
+def test_a_login_by_password_only(examine, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with running(tmp_path / "passwords", PasswordAuthentication="yes") as sshd:
+        sshd.authorized.write_text("")
+        row = examine("connection", sshd=sshd)["connection"]
+        seen(row, "error", "does not let .* in", r"ssh-copy-id -p .*`password: \{from_env: NAME\}`")
+        sshd.authorized.write_text(public(sshd.client_key) + "\n")  # what ssh-copy-id does
+        assert examine("connection", sshd=sshd)["connection"].state == "ok"
 
 
 def test_another_tuner_on_the_node(examine, tmp_path):
