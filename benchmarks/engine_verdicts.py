@@ -59,7 +59,7 @@ _FIELDS = """
 """
 FIELDS = tuple(_FIELDS.split())
 #: From 0.5.14 on graphs are told by `cuda_graph_config`; these older names are no longer kept up to date with it.
-_BESIDE_GRAPH_CONFIG = (
+BESIDE_GRAPH_CONFIG = (
     "disable_cuda_graph",
     "enable_flashinfer_allreduce_fusion",
     "cuda_graph_max_bs",
@@ -182,7 +182,7 @@ def compared(resolved: dict[str, Any]) -> dict[str, Any]:
             else:
                 backend, largest = config[phase]["backend"], config[phase]["max_bs"]
             view[f"cuda_graph_backend_{phase}"], view[f"cuda_graph_max_bs_{phase}"] = backend, largest
-        for name in _BESIDE_GRAPH_CONFIG:
+        for name in BESIDE_GRAPH_CONFIG:
             view.pop(name, None)
     return {name: view[name] for name in FIELDS if name in view}
 

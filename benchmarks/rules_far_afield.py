@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_verdicts import FIELDS, INSTALLED, PYTHON, RELEASES, ROOT, STORE, Presented, compared
+from engine_verdicts import BESIDE_GRAPH_CONFIG, FIELDS, INSTALLED, PYTHON, RELEASES, ROOT, STORE, Presented, compared
 from far_configurations import draw
 from far_models import FAR_MODELS
 
@@ -29,6 +29,16 @@ from servetune.engines.sglang.flags import parse_argv
 from servetune.engines.sglang.rules import judge
 from servetune.engines.sglang.rules._state import field_name
 
+#: Not compared: settled for another reason than tuning, or told by `cuda_graph_config` from 0.5.14 on.
+_NOT_COMPARED = frozenset({"lora_target_modules", "cuda_graph_config"})
+_TOLD_BY_GRAPHS = frozenset(BESIDE_GRAPH_CONFIG)
+#: What the presented engine says and a real installation would not, by (message or model, version), with the reason.
+_OF_THE_STAND = (
+    ("InfiniBand sysfs path not found", "", "the stand has no InfiniBand"),
+    ("Unknown quantization method: gptq", "", "Marlin's types are those of a placeholder for the kernels"),
+    ("(awq) does not match the quantization method specified in the `quantization` argument (marlin)", "", "the same"),
+    ("deepseek-v3.2", "0.5.9", "its own transformers does not know the type, and loads it as DeepSeek-V3"),
+)
 VERSIONS = ("0.5.9", "0.5.13", "0.5.23")
 CUDA = "13.0"
 #: Compute capability, name, memory in MiB as nvidia-smi says it, number.
@@ -135,8 +145,13 @@ def hold(path: Path, found: Found) -> None:
             return
         node = Presented(**json.loads(head))
         for line in map(json.loads, file):
-            if line["stage"] != "crash" and line["decided"]:
+            if line["stage"] != "crash" and line["decided"] and not _of_the_stand(node, line):
                 _hold(node, line, found)
+
+
+def _of_the_stand(node: Presented, line: dict[str, Any]) -> bool:
+    told = f"{line['model']} {line['message']}"
+    return any(text in told and node.engine_version.startswith(version) for text, version, _ in _OF_THE_STAND)
 
 
 def _hold(node: Presented, line: dict[str, Any], found: Found) -> None:
@@ -164,9 +179,10 @@ def _hold(node: Presented, line: dict[str, Any], found: Found) -> None:
         found.agreeing += 1  # it dies later: what becomes of its arguments until then decides nothing
         return
     ours = judgement.effective.resolved
+    skipped = _NOT_COMPARED | (_TOLD_BY_GRAPHS if "cuda_graph_config" in line["resolved"] else frozenset())
     differing = [
         (name, line["resolved"][name], ours.get(name))
-        for name in {*FIELDS, *map(field_name, assignment)}
+        for name in {*FIELDS, *map(field_name, assignment)} - skipped
         if name in line["resolved"] and not _same(line["resolved"][name], ours.get(name))
     ]
     found.agreeing += not differing

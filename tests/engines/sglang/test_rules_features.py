@@ -145,3 +145,40 @@ def test_without_a_tokenizer_its_flags_do_nothing(version, workers):
     found = resolved(version, H200, QWEN, tp_size=8, **flags)
     assert found["tokenizer_worker_num"] == workers
     assert not found["enable_tokenizer_batch_encode"]
+
+
+def test_deterministic_inference_of_glm_lite_turns_to_triton():
+    lite = {**config("deepseek-v3"), "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+    found = judge({"tp-size": 8, "enable-deterministic-inference": True}, B200, "0.5.23", lite)
+    assert not found.violations
+    assert found.effective.resolved["attention_backend"] == "triton"
+
+
+@pytest.mark.parametrize(
+    ("flags", "adaptive"),
+    [
+        ({"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 8, **EAGLE}, False),
+        ({"speculative_algorithm": "EAGLE", **EAGLE}, True),
+        ({"speculative_algorithm": "FROZEN_KV_MTP", **EAGLE}, False),
+    ],
+)
+def test_adaptive_drafting_is_for_chains(flags, adaptive):
+    if "speculative_eagle_topk" in flags:
+        flags = {**flags, "speculative_num_steps": 3, "speculative_num_draft_tokens": 8}
+    found = resolved("0.5.23", H200, QWEN, tp_size=8, speculative_adaptive=True, **flags)
+    assert bool(found["speculative_adaptive"]) is adaptive
+    assert found["max_running_requests"] == 48
+
+
+@pytest.mark.parametrize(
+    ("flags", "accepted"),
+    [
+        ({"enable_page_major_kv_layout": True}, False),
+        ({"enable_page_major_kv_layout": True, "enable_unified_memory": True}, True),
+        ({"enable_int8_mamba_checkpoint": True, "enable_hierarchical_cache": True}, False),
+        ({"enable_int8_mamba_checkpoint": True}, True),
+        ({"enable_tp_lm_head_all_to_all": True}, False),
+    ],
+)
+def test_switches_that_need_or_exclude_another(flags, accepted):
+    assert ("features.pairs" not in refused("0.5.23", H200, QWEN, tp_size=8, **flags)) is accepted

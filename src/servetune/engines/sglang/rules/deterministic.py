@@ -39,13 +39,14 @@ def attention(s: State) -> Effects:
     """Deterministic inference picks and restricts the attention backend."""
     if not s.enable_deterministic_inference:
         return
-    latent = s.model.architecture in _LATENT
+    lite = s.model.architecture == "Glm4MoeLiteForCausalLM"
+    latent = s.model.architecture in _LATENT or (lite and s.version >= (0, 5, 16))  # between 0.5.15 and 0.5.18
     if s.attention_backend is None and s.gpu.known:
         new = s.gpu.sm100 or s.gpu.sm120
         yield Fill("attention_backend", ("triton" if latent else "flashinfer") if new else "fa3")
     backend, radix = s.attention_backend, _with_radix_cache(s)
     allowed = (*radix, "flashinfer") + (("intel_xpu",) if s.version >= (0, 5, 20) else ())
-    absorbed = latent or (s.version >= (0, 5, 15) and s.model.architecture == "Glm4MoeLiteForCausalLM")
+    absorbed = latent or (lite and s.version >= (0, 5, 15))
     if backend is not None and backend not in allowed:
         yield Refuse(f"deterministic inference does not run on attention backend {backend}", _FLAGS, allowed)
     elif absorbed and backend not in radix:

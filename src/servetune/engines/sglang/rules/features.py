@@ -99,3 +99,30 @@ def prefill_cache_dtype(s: State) -> Effects:
             (flag, "kv_cache_dtype"),
             ("leave it out", "--kv-cache-dtype nvfp4"),
         )
+
+
+#: Flag → (a flag or switch that it needs, or with `no ` one that it excludes); from 0.5.23 on, each a plain refusal.
+_PAIRS = (
+    ("enable_int8_mamba_checkpoint", "no enable_hierarchical_cache", "mamba_hook.py:handle_int8_mamba_checkpoint"),
+    ("enable_int8_mamba_checkpoint", "no enable_lmcache", "mamba_hook.py:handle_int8_mamba_checkpoint"),
+    ("enable_tp_lm_head_all_to_all", "no enable_dp_lm_head", "overrides.py:_dp_lm_head_validation"),
+    ("prefill_only_disable_kv_cache", "is_embedding", "kv_cache_hook.py:validate_prefill_only_disable_kv_cache_args"),
+    ("enable_page_major_kv_layout", "enable_unified_memory", "kv_cache_hook.py:handle_page_major_kv_layout"),
+)
+
+
+@rule("features.pairs", Stage.CACHE, since="0.5.23", source="; ".join(sorted({source for _, _, source in _PAIRS})))
+def pairs(s: State) -> Effects:
+    """Switches that need another one, or exclude it."""
+    for flag, condition, _ in _PAIRS:
+        word, _, name = condition.rpartition(" ")
+        if s.user.get(flag) and bool(s.user.get(name)) == (word == "no"):
+            shown, other = flag.replace("_", "-"), name.replace("_", "-")
+            verb = "excludes" if word == "no" else "needs"
+            yield Refuse(f"--{shown} {verb} --{other}", (flag, name), (f"leave out --{shown}",))
+    if s.user.get("enable_tp_lm_head_all_to_all") and s.attention_dp <= 1:
+        yield Refuse(
+            "--enable-tp-lm-head-all-to-all needs attention data parallelism",
+            ("enable_tp_lm_head_all_to_all", "attn_dp_size"),
+            ("--attn-dp-size above 1", "leave it out"),
+        )

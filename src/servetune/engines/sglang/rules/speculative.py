@@ -70,6 +70,31 @@ def dflash_draft(s: State) -> Effects:
         )
 
 
+@rule("speculative.frozen_cache", Stage.SPECULATIVE, since="0.5.12", source=SOURCE)
+def frozen_cache(s: State) -> Effects:
+    """FROZEN_KV_MTP runs without mixed chunks, and up to 0.5.13 without the overlap scheduler."""
+    if s.speculative_algorithm != "FROZEN_KV_MTP":
+        return
+    if s.version <= (0, 5, 13):
+        yield Assign("disable_overlap_schedule", True, "FROZEN_KV_MTP speculation")
+    yield Assign("enable_mixed_chunk", False, "FROZEN_KV_MTP speculation")
+
+
+@rule(
+    "speculative.adaptive",
+    Stage.SPECULATIVE,
+    since="0.5.15",
+    source="speculative/adaptive_spec_params.py:adaptive_unsupported_reason",
+)
+def adaptive(s: State) -> Effects:
+    """Adaptive drafting is for EAGLE chains without attention data parallelism, and is dropped elsewhere."""
+    if not s.speculative_adaptive:
+        return
+    chain = s.speculative_algorithm in ("EAGLE", "EAGLE3") and s.speculative_eagle_topk in (None, 1)
+    if not chain or s.attention_dp > 1:
+        yield Assign("speculative_adaptive", False, "it is for EAGLE chains without attention data parallelism")
+
+
 @rule("speculative.one_block", Stage.SPECULATIVE, since="0.5.11", source="speculative_hook.py (DFLASH, DSPARK)")
 def one_block(s: State) -> Effects:
     """DFLASH and DSPARK draft one block: steps and top-k are 1, and there is no pipeline."""
@@ -109,7 +134,8 @@ def draft_window(s: State) -> Effects:
 @rule("speculative.limits_running_requests", Stage.SPECULATIVE, source=SOURCE)
 def limits_running_requests(s: State) -> Effects:
     """Speculative decoding caps running requests at 48 unless --max-running-requests is given."""
-    if s.speculative_algorithm in (*_EAGLE_LIKE, "NGRAM", "DFLASH", "DSPARK") and s.max_running_requests is None:
+    limited = (*_EAGLE_LIKE, "NGRAM", "DFLASH", "DSPARK", "FROZEN_KV_MTP")
+    if s.speculative_algorithm in limited and s.max_running_requests is None:
         yield Assign(
             "max_running_requests", 48, "the default of speculative decoding; name a value to serve more requests"
         )
