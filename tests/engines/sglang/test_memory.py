@@ -170,9 +170,19 @@ class TestCacheBytes:
         hybrid = {**LARGE, "linear_num_value_heads": 32}
         assert forecast({}, H200, "0.5.9", hybrid) is None
 
-    def test_sparse_attention_in_fp8_keeps_scales_and_a_bfloat16_rotary_part(self):
-        found = forecast({"tp-size": 8}, B200, "0.5.9", config("glm-5"))
-        assert found.kv_bytes_per_token == pytest.approx((512 + 16 + 64 * 2 + 132) * 78)
+    @pytest.mark.parametrize(
+        ("version", "facts", "flags", "row"),
+        [
+            ("0.5.9", B200, {}, 512 + 64),  # the pool has scales, but is sized without them
+            ("0.5.13", H200, {"kv-cache-dtype": "fp8_e4m3"}, 512 + 64),
+            ("0.5.23", H200, {"kv-cache-dtype": "fp8_e4m3"}, 512 + 16 + 64 * 2),
+            ("0.5.23", B200, {}, 512 + 64),  # trtllm keeps plain rows
+        ],
+    )
+    def test_rows_of_sparse_attention_in_fp8(self, version, facts, flags, row):
+        """Read off SGLang's own `get_cell_size_per_token` of 0.5.9 (benchmarks/cache_bytes.py)."""
+        found = forecast({"tp-size": 8, **flags}, facts, version, config("glm-5"))
+        assert found.kv_bytes_per_token == pytest.approx((row + 132) * 78)
 
     def test_tokens_are_whole_pages(self):
         found = forecast({"tp-size": 8, "page-size": 64}, H200, "0.5.9", config("qwen3-30b-a3b"))

@@ -36,8 +36,11 @@ def bytes_per_token(
     kv_cache_dtype: str,
     drafts: bool,
     sliding_share: float = 1.0,
+    scaled_rows: bool = True,
 ) -> float:
-    """KV bytes that one token takes on one GPU. `drafts`: a draft model keeps one more layer of cache.
+    """KV bytes that the engine reckons for one token on one GPU. `drafts`: a draft keeps one more layer of cache.
+
+    `scaled_rows`: an FP8 cache of sparse attention is reckoned with its scales (see `scaled_rows`).
 
     Latent attention is not divided by ranks: every rank of an attention group keeps the whole latent. Layers with a
     sliding window keep `sliding_share` tokens for each token of the others (`set_num_tokens_hybrid_swa`).
@@ -46,20 +49,31 @@ def bytes_per_token(
         return 0.0
     layers = (model.layers - model.sliding_layers * (1 - sliding_share)) / pipeline
     if model.mla:
-        one_layer = _latent(model, kv_cache_dtype)
+        one_layer = _latent(model, kv_cache_dtype, scaled_rows)
     else:
         kv_heads = max(1, model.kv_heads // attention_ranks)
         one_layer = kv_heads * (model.head_dim + model.v_head_dim) * element_bytes(kv_cache_dtype, model)
     return one_layer * (layers + (1 if drafts else 0))
 
 
-def _latent(model: ModelFacts, kv_cache_dtype: str) -> float:
+def scaled_rows(version: tuple[int, int, int], backends: tuple[str | None, str | None]) -> bool:
+    """Whether the engine reckons with scales in an FP8 cache of sparse attention, given its (prefill, decode) backends.
+
+    trtllm keeps plain rows, and from 0.5.20 on tilelang does. Up to 0.5.17 the pool has scales but is sized without
+    them: it takes up to 14 % more memory than the fraction says. Source: `calculate_mla_kv_cache_dim`, used by
+    `pool_configurator.py:_compute_cell_size` from 0.5.18 on.
+    """
+    plain = "trtllm" in backends or (version >= (0, 5, 20) and backends == ("tilelang", "tilelang"))
+    return version >= (0, 5, 18) and not plain
+
+
+def _latent(model: ModelFacts, kv_cache_dtype: str, scaled: bool) -> float:
     element = element_bytes(kv_cache_dtype, model)
     if not model.dsa:
         return (model.kv_lora_rank + model.qk_rope) * element
     groups = model.index_head_dim // _SPARSE_SCALE_GROUP
     index = model.index_head_dim + 4 * groups
-    if element == 1.0:
+    if element == 1.0 and scaled:
         scales = 4 * (model.kv_lora_rank // _SPARSE_SCALE_GROUP)
         return model.kv_lora_rank + scales + model.qk_rope * model.dtype_bytes + index
     return (model.kv_lora_rank + model.qk_rope) * element + index

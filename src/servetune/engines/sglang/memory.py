@@ -268,8 +268,9 @@ def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
     if known.source == "class" and known.memory is not None and known.memory.weights_bytes is not None:
         weights = known.memory.weights_bytes
     drafts = state.speculative_algorithm not in (None, "NGRAM")
+    scaled = _memory_cache.scaled_rows(state.version, (state.dsa_prefill_backend, state.dsa_decode_backend))
     per_token = _memory_cache.bytes_per_token(
-        model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts, _sliding_share(state)
+        model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts, _sliding_share(state), scaled
     )
     fraction, page = state.mem_fraction_static, int(state.page_size or 1)
     captured = _headroom(state, known, 0)[1] if post_capture_sizing(state) else 0
