@@ -23,14 +23,16 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 FOLDER = HERE / ".results"
 HOURS = 24.0
+#: Fitted to our own measurements, in a space of its own.
+FITTED = "moe4b-bf16-1x-h200"
 
 
 def handed() -> list[Path]:
-    """The shipped scenarios that state their optimum."""
+    """The shipped scenarios that were handed to us."""
     from servetune.simulation import scenario
 
     paths = sorted((Path(scenario.__file__).parent / "scenarios").glob("*.yaml"))
-    return [path for path in paths if scenario.load_optimum(str(path)) is not None]
+    return [path for path in paths if path.stem != FITTED]
 
 
 def scenario_files(kind: str) -> list[Path]:
