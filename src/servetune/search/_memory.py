@@ -45,9 +45,13 @@ class Memory:
         self.pre = float(np.median([t.facts["pre"] for t in loaded]))
         self._learn_weights(loaded)
         self._guess(np.random.default_rng(seed))
-        self._learn_graphs(loaded)
-        pools = [t for t in loaded if t.facts.get("kv_tokens")]
-        each = [t.facts["kv_tokens"] / max(1e-3, self._pool_gib(t)) for t in pools]
+        fractions, batches, _ = self.launched(loaded)
+        self._learn_graphs(loaded, batches.tolist())
+        each = [
+            t.facts["kv_tokens"] / max(1e-3, t.facts["avail"] - self.pre * (1 - fraction))
+            for t, fraction in zip(loaded, fractions.tolist(), strict=True)
+            if t.facts.get("kv_tokens")
+        ]
         self.tokens_per_gib = float(np.median(each)) if each else None
         self._weigh(seen)
 
@@ -118,10 +122,6 @@ class Memory:
         spread = np.sqrt(np.maximum(1e-8, ((rows @ self._change_cov) * rows).sum(1)))
         return self._base_avail + rows @ self._change_mean, spread
 
-    def _pool_gib(self, trial: Seen) -> float:
-        fraction, _, _ = self.launched([trial])
-        return trial.facts["avail"] - self.pre * (1 - float(fraction[0]))
-
     def _guess(self, rng: np.random.Generator) -> None:
         strata = ndtri((np.arange(GUESSES) + 0.5) / GUESSES)  # evenly spread, so that few guesses are enough
 
@@ -132,11 +132,10 @@ class Memory:
         self._activation, self._chunk = cloud(*ACTIVATION), cloud(*CHUNK_1K)
         self._graph_base, self._graph_each = cloud(*GRAPH_BASE), cloud(*GRAPH_EACH)
 
-    def _learn_graphs(self, loaded: Sequence[Seen]) -> None:
+    def _learn_graphs(self, loaded: Sequence[Seen], batches: Sequence[float]) -> None:
         """One observed size fixes the slope for each guess of the base, two fix both."""
         sizes: dict[float, float] = {}
-        for trial in loaded:
-            batch = float(self.launched([trial])[1][0])
+        for trial, batch in zip(loaded, batches, strict=True):
             if trial.facts.get("graph") and batch > 0:
                 sizes[batch] = trial.facts["graph"]
         if len(sizes) >= 2:

@@ -66,8 +66,7 @@ class Feasibility:
             for p, q in combinations(range(len(grid.sizes)), 2)
             if self._plain[p] and self._plain[q]
         }
-        for trial in seen:
-            self._clear(trial)
+        self._clear(seen)
         self._doomed: list[tuple[list[int], Codes]] = []
         self.blames = self._blame(seen)
         self._single_log, self._pair_log = self._tables(seen)
@@ -77,8 +76,7 @@ class Feasibility:
         total = np.zeros(len(codes))
         for p, table in enumerate(self._single_log):
             total += np.append(table, 0.0)[codes[:, p]]
-        for (p, q), pairs in self._pair_log.items():
-            padded = np.pad(pairs, ((0, 1), (0, 1)))
+        for (p, q), padded in self._pair_log.items():
             total += padded[codes[:, p], codes[:, q]]
         for axes, values in self._doomed:
             total[(codes[:, axes] == values[axes]).all(axis=1)] = IMPOSSIBLE
@@ -92,15 +90,17 @@ class Feasibility:
                 return blame
         return None
 
-    def _clear(self, trial: Seen) -> None:
-        """Every phase below the one in which the trial ended has been passed."""
-        reached = PHASES.index(trial.phase)
+    def _clear(self, seen: Sequence[Seen]) -> None:
+        """Every phase below the one in which a trial ended has been passed by its values and pairs."""
+        if not seen:
+            return
+        codes, reached = np.array([t.codes for t in seen]), np.array([PHASES.index(t.phase) for t in seen])
+        active = codes >= 0
         for p, table in enumerate(self._single):
-            if (v := trial.codes[p]) >= 0:
-                table[v] = max(table[v], reached)
+            np.maximum.at(table, codes[active[:, p], p], reached[active[:, p]])
         for (p, q), pairs in self._paired.items():
-            if (v := trial.codes[p]) >= 0 and (w := trial.codes[q]) >= 0:
-                pairs[v, w] = max(pairs[v, w], reached)
+            both = active[:, p] & active[:, q]
+            np.maximum.at(pairs, (codes[both, p], codes[both, q]), reached[both])
 
     def _suspects(self, codes: Codes, phase: int) -> list[Suspect]:
         """Values and pairs of a failed launch that nothing has cleared of failures in `phase`."""
@@ -157,7 +157,10 @@ class Feasibility:
         return {flag for i in range(0, len(suspect), 2) for flag in axes[suspect[i]].flags(suspect[i + 1])}
 
     def _tables(self, seen: Sequence[Seen]) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-        """Log probabilities of innocence: what is blamed, and what nobody has tried in the phases still ahead of it."""
+        """Log probabilities of innocence: what is blamed, and what nobody has tried in the phases still ahead of it.
+
+        Tables of pairs end with a row and a column of zeros, for parameters that are not active.
+        """
         left = np.array([sum(SHARE[phase] for phase in PHASES[k:]) for k in range(len(PHASES))] + [1.0])
         chance = self._learned_chance(seen)
         scale = [chance if plain else chance * ORDERED for plain in self._plain]
@@ -171,7 +174,7 @@ class Feasibility:
             else:
                 p, v, q, w = blame.suspect
                 paired[p, q][v, w] += innocent
-        return single, paired
+        return single, {axes: np.pad(pairs, ((0, 1), (0, 1))) for axes, pairs in paired.items()}
 
     def _learned_chance(self, seen: Sequence[Seen]) -> float:
         """How many of the values that were tried turned out not to work, beginning with a belief."""

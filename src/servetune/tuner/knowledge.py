@@ -72,6 +72,7 @@ class Knowledge:
         self._subject = Subject(spec.study, scope_of(spec, facts), flags, space.fixed, ordered)
         self._views: dict[int, Mapping[str, Choice]] = {}
         self._keys: dict[int, str] = {}
+        self._launched: dict[int, tuple[TrialRecord, Sequence[Launched]]] = {}
         self._records: Sequence[TrialRecord] = ()
         self._known: set[str] = set()
         self._learned = Learned()
@@ -107,7 +108,7 @@ class Knowledge:
     def learn(self) -> None:
         """From every launch so far. Idempotent: what a killed tuner left undone, the next call does."""
         self._records = [r for r in self._store.trials(self._study) if r.runs and r.duplicate_of is None]
-        launches = [one for r in self._records for one in launched_of(r, self._view_of(r))]
+        launches = [one for r in self._records for one in self._launches_of(r)]
         self._known = {self._key_of(r) for r in self._records}
         concluded = learned(self._subject, launches)
         stored = {one.key: one for one in self._store.learned(withdrawn=True)}
@@ -120,6 +121,14 @@ class Knowledge:
         held = [one for one in earlier if _may_hold(one, concluded, launches)]
         self._doubt([*self._inherited, *earlier], {one.key for one in held})
         self._standing = {one.key: one for one in (*standing, *held, *self._inherited)}
+
+    def _launches_of(self, record: TrialRecord) -> Sequence[Launched]:
+        """Kept as long as the record says the same: learning looks at every launch again after each."""
+        known = self._launched.get(record.number)
+        if known is None or (known[0] is not record and known[0] != record):
+            known = (record, tuple(launched_of(record, self._view_of(record))))
+            self._launched[record.number] = known
+        return known[1]
 
     def _view_of(self, record: TrialRecord) -> Mapping[str, Choice]:
         if record.number not in self._views:
