@@ -22,8 +22,6 @@ RACING = NamedChoice(name="racing")
 #: What is changed, by the name behind "adaptive": keys of the study, and constants as (module, name) → value.
 ABLATIONS: dict[str, dict] = {
     "": {},
-    "-sd3": {"keys": {"level_sd": 0.03}},
-    "-sd3-racing": {"keys": {"level_sd": 0.03, "pruner": RACING}},
     "-sd5": {"keys": {"level_sd": 0.05}, "constants": {("tuner.effort", "LEAST"): 0.1}},
     "-racing": {"keys": {"pruner": RACING}},
     "-full-levels": {"keys": {"level_sd": 0.0}},
@@ -35,6 +33,7 @@ ABLATIONS: dict[str, dict] = {
     "-no-pairs": {"constants": {("_gp", "LEAST_PAIR"): 0.0005}},
     "-no-outliers": {"constants": {("_gp", "OUTLYING"): -1e9}},
     "-no-joint": {"constants": {("search.samplers.adaptive", "JOINT"): 1}},
+    "-no-constraints": {"constants": UNTAUGHT},
     "-no-stop": {"keys": {"sampler": NamedChoice(name="adaptive", settings={"stop_gain": 0.0})}},
 }
 
