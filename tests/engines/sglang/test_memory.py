@@ -223,6 +223,13 @@ class TestWeights:
 
 
 class TestInterval:
+    def test_weights_that_do_not_fit_are_told_as_such(self):
+        found = forecast({"tp-size": 1, "mem-fraction-static": 0.9}, H200, "0.5.9", config("deepseek-v3"))
+        (violation,) = memory_violations(found, {"tp-size": 1, "mem-fraction-static": 0.9})
+        assert violation.rule == "memory.weights_do_not_fit"
+        assert "no memory fraction can work" in violation.message
+        assert violation.alternatives == ("--tp-size 2", "a quantized checkpoint")
+
     def test_named_fractions_only_unless_asked(self):
         found = forecast({**KIMI, **A2A}, RTX_PRO, "0.5.9", config("kimi-k2.5"))
         assert not found.fits

@@ -4,7 +4,7 @@ Every refusal and value was read off the real checks of 0.5.9, 0.5.13 or 0.5.23.
 """
 
 import pytest
-from engines.sglang.rule_cases import B200, H200, RTX_PRO, config, refused, resolved
+from engines.sglang.rule_cases import B200, H200, RTX_PRO, config, judged, refused, resolved
 
 from servetune.core.node import NodeFacts
 from servetune.engines.sglang.rules import judge
@@ -60,6 +60,24 @@ ACCEPTED = [
 @pytest.mark.parametrize(("version", "facts", "rule", "flags"), REFUSED)
 def test_refused(version, facts, rule, flags):
     assert rule in refused(version, facts, QWEN, tp_size=8, ep_size=1, **flags)
+
+
+@pytest.mark.parametrize(
+    ("version", "facts", "model", "flags", "instead"),
+    [
+        ("0.5.9", H200, QWEN, {"enable_tokenizer_batch_encode": True, "enable_dynamic_batch_tokenizer": True}, None),
+        ("0.5.13", H200, QWEN, {"enable_quant_communications": True}, ("leave out --enable-quant-communications",)),
+        ("0.5.9", H200, "glm-4.5-air", {"tp_size": 5}, ("4 ranks", "2 ranks", "1 rank")),
+        ("0.5.23", H200, QWEN, {"attn_cp_size": 0}, ("1",)),
+        ("0.5.23", H200, "deepseek-v3", {"attention_backend": "trtllm_mla"}, ("flashmla", "fa3")),
+        *((version, facts, QWEN, {"tp_size": 8, **flags}, None) for version, facts, _, flags in REFUSED),
+    ],
+)
+def test_every_refusal_says_what_may_be(version, facts, model, flags, instead):
+    violations = judged(version, facts, model, **flags).violations
+    assert violations
+    assert all(violation.alternatives and violation.flags and violation.source for violation in violations)
+    assert instead is None or any(violation.alternatives == instead for violation in violations)
 
 
 @pytest.mark.parametrize(("version", "facts", "flags"), ACCEPTED)

@@ -40,6 +40,7 @@ __all__ = [
 _GIB = 2**30
 #: Violations of layer `memory` and what they mean.
 MEMORY_RULES: Mapping[str, str] = {
+    "memory.weights_do_not_fit": "The weights alone take more than a GPU has: no fraction can work.",
     "memory.fraction_too_low": "The memory fraction holds back more than is free after loading: no KV cache.",
     "memory.fraction_too_high": "The memory fraction leaves no room for graphs, activations and tables.",
 }
@@ -135,6 +136,9 @@ def memory_violations(
     """Layer `memory`: the fraction lies outside the interval. `named_only`: the automatic fraction is not judged."""
     if found is None or found.fraction is None or found.fits or (named_only and not found.fraction_named):
         return ()
+    flags = tuple(flag for flag in assignment if flag in ("mem-fraction-static", "tp-size", "moe-a2a-backend"))
+    if found.weights_bytes >= found.before_load_bytes:
+        return (_too_large(found, flags, assignment),)
     too_low = found.fraction < found.fraction_low
     whose = "--mem-fraction-static" if found.fraction_named else "the automatic memory fraction"
     message = _too_low(found, whose) if too_low else _too_high(found, whose)
@@ -144,11 +148,27 @@ def memory_violations(
         Violation(
             rule="memory.fraction_too_low" if too_low else "memory.fraction_too_high",
             layer="memory",
-            flags=tuple(flag for flag in assignment if flag in ("mem-fraction-static", "tp-size", "moe-a2a-backend")),
+            flags=flags,
             message=message,
             alternatives=(f"--mem-fraction-static {relation} {bound:.3f}",),
             source=SOURCE,
         ),
+    )
+
+
+def _too_large(found: MemoryForecast, flags: tuple[str, ...], assignment: Assignment) -> Violation:
+    ranks = assignment.get("tp-size", 1)
+    more = (f"--tp-size {2 * ranks}",) if isinstance(ranks, int) else ()
+    return Violation(
+        rule="memory.weights_do_not_fit",
+        layer="memory",
+        flags=flags,
+        message=(
+            f"the weights take {found.weights_bytes / _GIB:.1f} GiB of each GPU, of which "
+            f"{found.before_load_bytes / _GIB:.1f} GiB are free: no memory fraction can work"
+        ),
+        alternatives=(*more, "a quantized checkpoint"),
+        source=SOURCE,
     )
 
 

@@ -98,9 +98,14 @@ def _violation(rule: Rule, effect: Refuse, state: State) -> Violation:
         layer=rule.layer,
         flags=tuple(spelled(name, state) for name in effect.flags),
         message=effect.message,
-        alternatives=effect.alternatives,
+        alternatives=effect.alternatives or _without(effect.flags, state),
         source=rule.source,
     )
+
+
+def _without(flags: tuple[str, ...], state: State) -> tuple[str, ...]:
+    """What may be where a rule knows nothing better: without one of the flags that were named."""
+    return tuple(f"leave out --{spelled(name, state)}" for name in flags if name in state.user)
 
 
 def spelled(field: str, state: State) -> str:

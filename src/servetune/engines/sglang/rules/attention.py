@@ -95,7 +95,8 @@ def trtllm_mla(s: State) -> Effects:
         return
     here = s.gpu.blackwell if s.version >= (0, 5, 5) else s.gpu.sm100
     if s.gpu.known and not here:
-        yield Refuse("attention backend trtllm_mla needs a Blackwell GPU (compute capability 10 to 12)", _FLAGS)
+        text = "attention backend trtllm_mla needs a Blackwell GPU (compute capability 10 to 12)"
+        yield Refuse(text, _FLAGS, ("flashmla", "fa3") if s.gpu.hopper else ("triton", "flashinfer"))
     yield from _pages(s, (32, 64), 64, "trtllm_mla")
     allowed = ("fp8_e4m3", "bf16", "auto") + (("fp4_e2m1",) if s.version < (0, 5, 19) else ())
     if s.kv_cache_dtype not in allowed:
@@ -139,7 +140,7 @@ def cutedsl_mla(s: State) -> Effects:
             "attention backend cutedsl_mla serves decode only", ("prefill_attention_backend",), ("trtllm_mla",)
         )
     if s.gpu.known and not s.gpu.sm100:
-        yield Refuse("attention backend cutedsl_mla needs compute capability 10", _FLAGS)
+        yield Refuse("attention backend cutedsl_mla needs compute capability 10", _FLAGS, ("triton", "flashinfer"))
     allowed = ("fp8_e4m3", "bf16", "bfloat16", "auto")
     if s.kv_cache_dtype not in allowed:
         yield Refuse(

@@ -87,12 +87,22 @@ def attention_heads(s: State) -> Effects:
     tp, model = s.attention_tp, s.model
     if not model.known or not model.heads:
         return
+    fitting = tuple(
+        f"{ranks} rank{'s' if ranks > 1 else ''}" for ranks in range(tp - 1, 0, -1) if _heads_fit(s, ranks)
+    )[:3]
     if model.heads % tp:
-        yield Refuse(f"{model.heads} attention heads do not spread over {tp} ranks", ("tp_size", "dp_size"))
+        yield Refuse(f"{model.heads} attention heads do not spread over {tp} ranks", ("tp_size", "dp_size"), fitting)
     elif not model.mla and model.kv_heads % tp and tp % model.kv_heads:
         yield Refuse(
-            f"{model.kv_heads} key-value heads neither divide nor are divided by {tp} ranks", ("tp_size", "dp_size")
+            f"{model.kv_heads} key-value heads neither divide nor are divided by {tp} ranks",
+            ("tp_size", "dp_size"),
+            fitting,
         )
+
+
+def _heads_fit(s: State, ranks: int) -> bool:
+    grouped = s.model.mla or s.model.kv_heads % ranks == 0 or ranks % max(1, s.model.kv_heads) == 0
+    return s.model.heads % ranks == 0 and grouped
 
 
 @rule(

@@ -30,7 +30,7 @@ def divided_by(s: State) -> Effects:
     for name in below_one(s):
         # a negative divisor gives a remainder as well: only zero ends the checks, but for the groups of 0.5.22
         if name in groups or (name == "nnodes" and s.nnodes == 0):
-            yield Refuse(f"--{name.replace('_', '-')} is {getattr(s, name)}: SGLang divides by it", (name,))
+            yield Refuse(f"--{name.replace('_', '-')} is {getattr(s, name)}: SGLang divides by it", (name,), ("1",))
 
 
 @rule(
@@ -43,4 +43,4 @@ def divided_by(s: State) -> Effects:
 def at_least_one(s: State) -> Effects:
     """No server runs on less than one rank, request or token."""
     for name in below_one(s):
-        yield Refuse(f"--{name.replace('_', '-')} is {getattr(s, name)}; it is at least 1", (name,))
+        yield Refuse(f"--{name.replace('_', '-')} is {getattr(s, name)}; it is at least 1", (name,), ("1",))
