@@ -233,7 +233,7 @@ def test_a_login_by_password_only_is_told_what_to_do(tmp_path, monkeypatch):
         )
         assert "`password: {from_env: NAME}` under node:" in str(refused.value)
         monkeypatch.setenv("NAME", "wrong-password-4713")
-        with pytest.raises(NodeUnreachableError, match="does not let") as refused:
+        with pytest.raises(NodeUnreachableError, match=r"neither a key nor the password \(node\.password\)") as refused:
             reached(sshd, password={"from_env": "NAME"})
         assert "4713" not in str(refused.value)
         sshd.authorized.write_text(public(sshd.client_key) + "\n")  # what ssh-copy-id does

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from servetune.core.node import LaunchSpec
 from servetune.nodes import ssh
 from servetune.nodes._marks import Mark
 from servetune.nodes._ssh_leases import LeaseFiles, hold
+from servetune.nodes._ssh_link import Output
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
 
@@ -104,6 +106,36 @@ def test_a_tuner_of_another_host_is_waited_for_until_its_lease_is_over(node, tmp
         age(path, 125)
         with node().hold("mine"):
             assert json.loads(path.read_text())["study"] == "mine"
+
+
+class AsNobody:
+    """A link to this machine as another user: the lease files' text, run by its shell."""
+
+    def run(self, script, **_):
+        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/bin/sh", "-s"]
+        done = subprocess.run(words, input=script.encode(), capture_output=True, check=False, timeout=60)
+        return Output(done.returncode, done.stdout + done.stderr)
+
+
+def test_the_lease_of_another_user_is_respected_and_taken_over_when_it_is_over(node):
+    if os.geteuid() != 0:
+        pytest.skip("may not become another user")
+    with tempfile.TemporaryDirectory() as parent:  # which that user may enter
+        os.chmod(parent, 0o755)
+        folder = f"{parent}/leases"
+        path = Path(folder) / "machine.json"
+        others = LeaseFiles(AsNobody(), folder)
+        with node(lease_dir=folder).hold("mine"):
+            assert others.take(["machine"], {"token": "y", "study": "theirs"})[1]["study"] == "mine"
+        path.write_text(json.dumps({"token": "x", "study": "far", "tuner": "elsewhere/1/2"}) + "\n")
+        assert others.take(["machine"], {"token": "y", "study": "theirs"})[1]["study"] == "far"
+        age(path, 125)
+        assert others.take(["machine"], {"token": "y", "study": "theirs"}) is None
+        assert path.stat().st_uid == 65534
+        with pytest.raises(NodeBusyError, match="theirs"):
+            node(lease_dir=folder).hold("mine")
+        others.give_back(["machine"], {"token": "y"})
+        node(lease_dir=folder).hold("mine").release()
 
 
 def test_whoever_lost_its_lease_is_told_and_does_not_take_it_back(node, tmp_path):

@@ -147,7 +147,10 @@ def _authenticate(transport: paramiko.Transport, target: Target, secrets: Secret
     if let_in:
         return
     if secrets.password is not None:
-        transport.auth_password(target.user, secrets.password)
+        try:
+            transport.auth_password(target.user, secrets.password)
+        except paramiko.AuthenticationException as error:
+            raise paramiko.AuthenticationException("neither a key nor the password (node.password) is taken") from error
         return
     if locked:
         raise SpecError(

@@ -53,7 +53,7 @@ class LeaseFiles:
             if held is None:
                 raise NodeUnusableError(
                     f"no lease can be written in {self.folder} on {self._link.target.host}: {done.text.strip()[-300:]}"
-                    "; correct its owner (it wants mode 1777), or name another node.lease_dir"
+                    f"; its owner mends that with `chmod 0777 {self.folder}`, or name another node.lease_dir"
                 )
             name, other, age_s = held
             if other.get("token", "") in dead or not _dead(other):
@@ -88,10 +88,10 @@ class LeaseFiles:
         return f"{assigned}\nTTL={TTL_S}\n{_LOCK}\n{script}"
 
 
-# The directory has the sticky bit: nobody removes another user's lease. The lock is opened for reading only, since
-# Linux refuses O_CREAT on somebody else's file there (fs.protected_regular).
+# No sticky bit: a lease of another user that is over has to be replaced. The lock is opened for reading only, since
+# Linux may refuse O_CREAT on somebody else's file in a directory of everybody's (fs.protected_regular).
 _LOCK = """
-[ -d "$D" ] || (umask 0; mkdir -p -m 1777 "$D") || exit 1
+[ -d "$D" ] || (umask 0; mkdir -p -m 0777 "$D") || exit 1
 [ -e "$D/lock" ] || (umask 0; : > "$D/lock") || exit 1
 exec 9< "$D/lock" && flock -w 20 9 || exit 1
 NOW=$(date +%s)
