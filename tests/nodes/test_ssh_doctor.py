@@ -99,6 +99,7 @@ def test_a_node_that_does_not_answer_and_one_that_lets_nobody_in(examine, tmp_pa
 
 def test_an_engine_that_is_not_there(examine, tmp_path):
     seen(examine("engine", engine_python="/nowhere/python")["engine"], "error", "cannot be run", r"engine\.python")
+    seen(examine("engine", engine_python="~/env/python")["engine"], "error", "cannot be run", "write its `~` out")
     rows = examine("engine", engine_package="sglang-not-here")
     seen(rows["engine"], "error", "without sglang-not-here", "pip install sglang-not-here")
     (tmp_path / "my-env").write_text(f'my_python() {{ {sys.executable} "$@"; }}\n')
@@ -183,6 +184,7 @@ def test_a_model_that_is_not_there(examine, model):
         "no config.json.*No such file",
         r"engine\.model",
     )
+    seen(examine("model", purpose={"model": "~/m"})["model"], "error", "no config.json", "write its `~` out")
     seen(examine("model", purpose={"model": "org/name"})["model"], "warning", "name on a hub", "folder on the node")
     (model / "config.json").write_text("{")
     seen(examine("model")["model"], "error", "no JSON object", "copy the model")

@@ -58,7 +58,8 @@ class Checkup:
         if code != 0:
             return _error(
                 "engine", f"{self.python} cannot be run: {_last(text)}",
-                "name the interpreter that has the engine as engine.python, or set node.activate",
+                "name the interpreter that has the engine as engine.python, or set node.activate"
+                + spell_out(self.python),
             )  # fmt: skip
         python, version = read_versions(text)
         if version is None:
@@ -171,7 +172,7 @@ class Checkup:
         if code != 0:
             return _error(
                 "model", f"{path} has no config.json that can be read there: {_last(text)}",
-                "correct engine.model: it is a path on the node",
+                f"correct engine.model: it is a path on the node{spell_out(path)}",
             )  # fmt: skip
         try:
             config = json.loads(text)
@@ -210,6 +211,11 @@ def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
         found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
         remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
     )
+
+
+def spell_out(path: str) -> str:
+    """The end of a remedy for a path whose `~` no shell of the node's will ever see."""
+    return "; write its `~` out as the home directory there" if path.startswith("~") else ""
 
 
 def _error(row: str, found: str, remedy: str) -> Finding:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servetune.core.errors import NodeUnusableError, SpecError
+from servetune.nodes._checkup import spell_out
 from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._shell import under
 from servetune.nodes._ssh_link import Link
@@ -47,6 +48,7 @@ def engine_versions(link: Link, settings: Settings) -> tuple[str | None, str | N
         raise SpecError(
             f"engine.python {program!r} cannot be run on {link.target.host} (status {done.code}: "
             f"{done.text.strip()[-300:]}); name the interpreter that has the engine, or set node.activate"
+            f"{spell_out(program)}"
         )
     return read_versions(done.text)
 
