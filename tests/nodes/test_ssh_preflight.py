@@ -1,11 +1,15 @@
 """The engine's own checks on a node that is reached over SSH."""
 
+import json
 from pathlib import Path
 
 import engine_package
 import pytest
+import yaml
+from click.testing import CliRunner
 from nodes.sshd import needs_sshd, running
 
+from servetune.cli import cli
 from servetune.core.engine import EngineChoice
 from servetune.core.errors import ProgramEndedError
 from servetune.core.node import NodeFacts
@@ -52,3 +56,21 @@ def test_checks_that_never_come_up(node, tmp_path, trouble):
 def test_no_such_python(node, tmp_path):
     with pytest.raises(ProgramEndedError):
         started(node, str(tmp_path / "none")).ask({})
+
+
+def test_a_studys_space_is_asked_about_over_the_nodes_own_connection(tmp_path):
+    with running(tmp_path / "sshd") as sshd:
+        settings = {name: str(value) if isinstance(value, Path) else value for name, value in sshd.settings().items()}
+        study = {
+            "study": "s",
+            "engine": {"name": "sglang", "model": "/m", "version": "0.5.9", "python": engine_package.python(tmp_path)},
+            "node": {"name": "ssh", **settings},
+            "fixed": {"chunked-prefill-size": 9600},
+            "search_space": {"parameters": {"page-size": [16, 48]}},
+        }
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(study))
+        done = CliRunner().invoke(cli, ["validate", str(tmp_path / "s.yaml"), "--preflight", "--json", "--sample", "9"])
+    found = json.loads(done.stdout)
+    assert found["layers"]["preflight"] == found["refused"] > 0
+    assert list(found["rejected"]) == ["preflight preflight.check: page_size 48 is good for nothing"]
+    assert "node ssh has no GPU" in found["warnings"][0]

@@ -117,7 +117,7 @@ def warnings(spec: StudySpec, against: Setting) -> Iterator[str]:
     described = facts.node == "described"
     what = "the description names no GPU" if described else f"node {facts.node} has no GPU that nvidia-smi knows of"
     yield (
-        f"{what}: no rule about GPUs, parallel sizes and memory is checked, and no study can run without one; "
+        f"{what}: no rule about GPUs, parallel sizes and memory is checked, and this study cannot run there; "
         f"{'name gpu_name and gpu_count' if described else 'validate where it will run, or describe it (--node-facts)'}"
     )
 
