@@ -192,7 +192,8 @@ def test_a_configuration_that_answers_nonsense_only_under_load_never_wins_after_
     document |= {"name": "small", "throughput": {1: 100, 32: 1500}, "failures": [], "curves": []}
     document["startup_s"] = dict.fromkeys(document["startup_s"], 1)
     document["effects"] = [{"when": {"moe-runner-backend": "triton"}, "factor": 3.0}]
-    document["wrong_output"] = [{"when": {"moe-runner-backend": "triton"}, "at_concurrency": 24}]
+    # four are asked at once alone, more than six under the load of 32 even where a busy machine holds it badly
+    document["wrong_output"] = [{"when": {"moe-runner-backend": "triton"}, "at_concurrency": 6}]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(document))
     name = f"gate-{os.getpid()}"
     file = tmp_path / "study.yaml"
