@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from fakes.small_model import Fault, SmallModel
 from fakes.streaming.process import exact_rate_server
 
 from servetune.benchmarks import closed_loop
@@ -70,6 +71,40 @@ def test_nonsense_is_always_caught(knows, where):
         verdict = compare([model.answers()], model.answers(**{where: True}))
         assert verdict.wrong
         assert any(("under load" if where == "nonsense_loaded" else "idle") in text for text in verdict.findings)
+
+
+def verdicts_on_small_models(models, launches, fault=None):
+    """Verdicts on models whose low bits differ with the batch: each launch against two others of the same model."""
+    for seed in range(models):
+        model = SmallModel(seed, sharpness=3.0)
+        honest = [model.answers(100 * seed + number) for number in range(launches)]
+        judged = honest if fault is None else [model.answers(100 * seed + 99, fault)]
+        for number, candidate in enumerate(judged):
+            others = [one for one in honest if one is not candidate]
+            yield compare([others[number % len(others)], others[(number + 1) % len(others)]], candidate)
+
+
+def test_honest_servers_with_low_bit_noise_raise_no_alarm():
+    """`benchmarks/load/false_alarms.py` makes 200 of them, each of a model of its own."""
+    verdicts = list(verdicts_on_small_models(5, 4))
+    agree = [verdict.figures["under_load_match"] for verdict in verdicts]
+    assert 0.5 < sum(agree) / len(agree) < 0.9, "the noise is there"
+    assert not [verdict.findings for verdict in verdicts if verdict.wrong]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(crosstalk=0.06), "a token that it holds for unlikely"),
+        (Fault(scale=1.5), "nats from the baseline's"),
+    ],
+    ids=["another request's state", "other probabilities"],
+)
+def test_a_fault_under_load_is_found_behind_the_noise(fault, words):
+    for verdict in verdicts_on_small_models(3, 2, fault):
+        assert verdict.wrong
+        assert any(text.startswith("under load, ") and words in text for text in verdict.findings)
+        assert not any(text.startswith("idle") for text in verdict.findings)
 
 
 def test_other_kernels_differ_without_being_wrong():
