@@ -65,6 +65,12 @@ def test_a_trace_gives_the_lengths(server, tmp_path):
     assert level["output_tokens"] / level["requests_completed"] == pytest.approx(10, rel=0.25)
 
 
+def test_lengths_between_two_bounds(server):
+    done = bench(server.url, "--concurrency", 4, *SHORT, "--output-tokens", "5-15", "--input-tokens", "8-16", "--json")
+    level = json.loads(done.stdout)["levels"][0]
+    assert level["output_tokens"] / level["requests_completed"] == pytest.approx(10, rel=0.3)
+
+
 def test_a_server_that_is_not_there(tmp_path):
     done = bench("127.0.0.1:1", "--concurrency", 2, *SHORT)
     assert done.returncode == 1
@@ -78,6 +84,10 @@ def test_a_server_that_is_not_there(tmp_path):
     [
         (("ftp://host",), "'ftp://host'; expected http://host:port"),
         (("127.0.0.1:1", "--concurrency", "1,x"), "'1,x': write numbers from 1 on"),
+        (("127.0.0.1:1", "--input-tokens", "64-"), "'64-': write a number of tokens from 1 on"),
+        (("127.0.0.1:1", "--output-tokens", "64-32"), "'64-32': write a number of tokens from 1 on"),
+        (("127.0.0.1:1", "--output-tokens", "0"), "'0': write a number of tokens from 1 on"),
+        (("127.0.0.1:1", "--input-tokens", "8-9", "--trace", "x"), "either 'uniform' or 'trace'"),
         (("127.0.0.1:1", "--rate", "steady:3"), "'steady:3'; write poisson:20"),
         (("127.0.0.1:1", "--rate", "trace"), "rate: trace needs"),
         (("127.0.0.1:1", "--trace", "/no/such/file"), "/no/such/file cannot be read"),

@@ -45,11 +45,27 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(int(word) for word in words)
 
 
+class Length(click.ParamType[tuple[int, int]]):
+    """Tokens: `512`, or `256-512` for lengths drawn evenly between both."""
+
+    name = "n|low-high"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """The least and the most. Fails with the value that is none."""
+        if isinstance(value, tuple):
+            return value
+        low, found, high = str(value).partition("-")
+        bounds = (low, high if found else low)
+        if not all(word.strip().isdigit() for word in bounds) or not 1 <= int(bounds[0]) <= int(bounds[1]):
+            self.fail(f"{value!r}: write a number of tokens from 1 on, or two such as 256-512", param, ctx)
+        return int(bounds[0]), int(bounds[1])
+
+
 @click.command(epilog=EXAMPLE)
 @click.argument("url")
 @click.option("--concurrency", type=Numbers(), default="1,10,256,1024", show_default=True, help="Levels to hold.")
-@click.option("--input-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--input-tokens", type=Length(), default="512", show_default=True, help="256-512: evenly between both.")
+@click.option("--output-tokens", type=Length(), default="256", show_default=True, help="256-512: evenly between both.")
 @click.option("--api", type=click.Choice(["sglang", "openai"]), default="sglang", show_default=True)
 @click.option("--rate", help="Open loop: poisson:20 (requests per second), or trace. Concurrency is then the most.")
 @click.option("--trace", help="JSONL file of lengths {input, output} and, for --rate trace, times {arrival}.")
@@ -71,8 +87,8 @@ def command(**options: Any) -> None:
     generator = _generator(options)
     headers = dict(_header(text) for text in options["headers"]) | _key(options["key_env"])
     workload = Workload(
-        input_tokens=options["input_tokens"],
-        output_tokens=options["output_tokens"],
+        input_tokens=options["input_tokens"][1],
+        output_tokens=options["output_tokens"][1],
         concurrency=options["concurrency"],
         requests_per_level=options["requests"] or "auto",
         api=options["api"],
@@ -114,7 +130,7 @@ def _level_document(measurement: Measurement) -> dict[str, Any]:
 def _generator(options: dict[str, Any]) -> LoadGenerator:
     settings: dict[str, Any] = {
         "processes": options["processes"],
-        "lengths": {"trace": options["trace"]},
+        "lengths": _lengths(options),
         "goodput": _goodput(options["goodput"]),
     }
     if options["rate"]:
@@ -126,6 +142,13 @@ def _generator(options: dict[str, Any]) -> LoadGenerator:
         first = error.errors()[0]
         raise UsageError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
     return found
+
+
+def _lengths(options: dict[str, Any]) -> dict[str, Any]:
+    bounds = {side: options[f"{side}_tokens"] for side in ("input", "output")}
+    if all(low == high for low, high in bounds.values()):
+        return {"trace": options["trace"]}
+    return {"trace": options["trace"], "uniform": bounds}
 
 
 def _goodput(text: str | None) -> dict[str, float] | None:
