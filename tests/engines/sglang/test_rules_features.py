@@ -200,3 +200,21 @@ def test_adaptive_drafting_is_for_chains(flags, adaptive):
 )
 def test_switches_that_need_or_exclude_another(flags, accepted):
     assert ("features.pairs" not in refused("0.5.23", H200, QWEN, tp_size=8, **flags)) is accepted
+
+
+@pytest.mark.parametrize(
+    ("version", "flags"),
+    [
+        ("0.5.13", {"enable_prefill_context_parallel": True}),
+        ("0.5.13", {"enable_prefill_context_parallel": True, "dp_size": 2}),
+        ("0.5.23", {"enable_prefill_cp": True, "cp_strategy": "zigzag"}),
+        ("0.5.23", {"enable_prefill_cp": True, "cp_strategy": "zigzag", "attn_dp_size": 2}),
+    ],
+)
+def test_context_parallelism_of_latent_attention_brings_expert_parallelism(version, flags):
+    """So --enable-eplb, which needs it, is no reason for a refusal."""
+    groups = flags.get("dp_size") or flags.get("attn_dp_size") or 1
+    found = judged(version, H200, "deepseek-v3", tp_size=8, enable_eplb=True, **flags)
+    assert not found.violations
+    values = found.effective.resolved
+    assert (values["ep_size"], values["moe_a2a_backend"], values["attn_cp_size"]) == (8, "deepep", 8 // groups)

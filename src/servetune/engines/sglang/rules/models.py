@@ -98,6 +98,25 @@ def dsa_context_parallel(s: State) -> Effects:
         yield Assign("attn_cp_size", s.tp_size // max(1, s.dp_size), reason)
 
 
+@rule("model.latent_context_parallel", Stage.MODEL, since="0.5.13", architectures=DEEPSEEK_FAMILY, source=SOURCE)
+def latent_context_parallel(s: State) -> Effects:
+    """Context parallelism of latent attention brings attention groups, deepep and expert parallelism with it."""
+    asked = s.user.get("enable_prefill_context_parallel") or s.user.get("enable_prefill_cp")
+    if s.model.dsa or not s.model.mla or not asked:
+        return
+    new = s.version >= (0, 5, 22)
+    groups = max(1, s.attn_dp_size if new else s.dp_size)
+    values: dict[str, object] = {"attn_dp_size": groups, "dp_size": 1} if new else {"enable_dp_attention": True}
+    values |= {"moe_dense_tp_size": 1, "ep_size": s.tp_size, "attn_cp_size": s.tp_size // groups}
+    values |= (
+        {"disable_piecewise_cuda_graph": True} if s.version < (0, 5, 14) else {"cuda_graph_backend_prefill": "disabled"}
+    )
+    reason = "context parallelism of a model with latent attention"
+    yield Assign("moe_a2a_backend", "deepep", reason)
+    for field, value in values.items():
+        yield Assign(field, value, reason)
+
+
 @rule("model.dsa_kv_cache_dtype", Stage.MODEL, since="0.5.9", architectures=DEEPSEEK_FAMILY, source=SOURCE)
 def dsa_kv_cache_dtype(s: State) -> Effects:
     """Sparse attention keeps its cache in bfloat16 or fp8_e4m3."""
