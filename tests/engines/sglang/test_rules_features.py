@@ -54,6 +54,7 @@ ACCEPTED = [
     ("0.5.9", H200, {"disaggregation_mode": "prefill", "disaggregation_decode_tp": 4}),
     ("0.5.9", H200, {"disaggregation_mode": "decode", "disaggregation_decode_enable_offload_kvcache": True}),
     ("0.5.23", H200, {"prompt_tokens_buckets": "tse 1000 2 8"}),
+    ("0.5.13", H200, {**EAGLE, "speculative_algorithm": "DFLASH", "enable_mixed_chunk": True}),
 ]
 
 

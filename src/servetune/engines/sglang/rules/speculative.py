@@ -83,7 +83,7 @@ def frozen_cache(s: State) -> Effects:
 @rule(
     "speculative.adaptive",
     Stage.SPECULATIVE,
-    since="0.5.15",
+    since="0.5.13",
     source="speculative/adaptive_spec_params.py:adaptive_unsupported_reason",
 )
 def adaptive(s: State) -> Effects:
@@ -105,6 +105,8 @@ def one_block(s: State) -> Effects:
             yield Fill(field, 1)
         elif getattr(s, field) != 1:
             yield Assign(field, 1, f"{s.speculative_algorithm} drafts one block")
+    if s.enable_mixed_chunk and not _mixed_chunk(s):
+        yield Assign("enable_mixed_chunk", False, f"{s.speculative_algorithm} speculation runs without mixed chunks")
     alone = s.speculative_algorithm == "DSPARK" and s.disaggregation_mode == "prefill"
     if s.pp_size != 1 and not alone:
         yield Refuse(
