@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paramiko
 import pytest
 from contracts.node_contract import NodeContract, carriers, until
 from nodes.sshd import Sshd, needs_sshd, running
@@ -67,6 +68,26 @@ def test_a_helper_process_on_the_node(make):
     ended = make().converse([sys.executable, "-c", "import no_such_module"], {})
     with pytest.raises(ProgramEndedError, match="no_such_module"):
         ended.receive(20)
+
+
+def test_a_conversation_begun_while_the_connection_breaks_is_begun_on_the_next(make, sshd, monkeypatch):
+    """What the library raises then, an EOFError or its own, is nobody's outside."""
+    node = make()
+    node.facts()
+    begun = paramiko.Channel.exec_command
+
+    def breaking(channel, command):
+        if command.startswith("exec env"):
+            monkeypatch.undo()
+            sshd.cut()
+        begun(channel, command)
+
+    monkeypatch.setattr(paramiko.Channel, "exec_command", breaking)
+    talk = node.converse([sys.executable, "-u", "-c", "import sys\nfor line in sys.stdin: print(line)"], {})
+    talk.send("abc")
+    assert "abc" in talk.receive(20)
+    talk.close()
+    assert any("answers again" in note for note in node.take_notes())
 
 
 def test_a_helper_of_a_dead_tuner_is_ended_by_reclaim(make):

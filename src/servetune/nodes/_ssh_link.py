@@ -88,9 +88,21 @@ class Link:
             )
         return None if done.code in (126, 127) else Command(done.code, done.text)
 
-    def channel(self, patience_s: float | None = None) -> paramiko.Channel:
-        """A new session for a conversation; whoever takes it sees it break with the connection."""
-        return self._patiently(lambda: self._connect().transport.open_session(timeout=CONNECT_S), patience_s)
+    def channel(self, command: str) -> paramiko.Channel:
+        """A new session that runs `command`, for a conversation; whoever takes it sees it break with the connection.
+
+        The command may be run twice, the first time with an input that ends at once. Raises as `run`.
+        """
+
+        def opened() -> paramiko.Channel:
+            made = self._connect().transport.open_session(timeout=CONNECT_S)
+            with ExitStack() as undo:
+                undo.callback(close_channel, made)
+                made.exec_command(command)
+                undo.pop_all()
+            return made
+
+        return self._patiently(opened, None)
 
     def forward(self, port: int) -> paramiko.Channel:
         """A stream to a port of the node's loopback. Raises paramiko.SSHException when nobody listens there."""

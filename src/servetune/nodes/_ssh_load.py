@@ -6,7 +6,6 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 import paramiko
@@ -37,12 +36,8 @@ class FarProgram:
         variables = {**(environment or {}), **replace(mark, role=LOAD).environment()}
         marks = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items())
         command = under(activate, f"exec {shlex.join(argv)}")
-        self._channel = link.channel()
+        self._channel = link.channel(f"exec env {marks} /bin/sh -c {shlex.quote(command)}")
         self._ready = False
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            self._channel.exec_command(f"exec env {marks} /bin/sh -c {shlex.quote(command)}")
-            undo.pop_all()
 
     @property
     def usable(self) -> bool:
