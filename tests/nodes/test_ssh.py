@@ -16,7 +16,7 @@ from servetune.core.node import EnvRef, LaunchSpec, Node
 from servetune.nodes import ssh
 from servetune.nodes._marks import Mark
 from servetune.nodes._processes import read
-from servetune.nodes._ssh_load import HELPERS
+from servetune.nodes._ssh_load import HELPERS, FarProgram
 from servetune.nodes._starter import this_host
 
 pytestmark = [needs_sshd, pytest.mark.sshd]
@@ -88,6 +88,25 @@ def test_a_conversation_begun_while_the_connection_breaks_is_begun_on_the_next(m
     assert "abc" in talk.receive(20)
     talk.close()
     assert any("answers again" in note for note in node.take_notes())
+
+
+def test_a_load_generator_that_is_cut_off_before_it_is_ready_is_started_again(make, sshd, monkeypatch, tmp_path):
+    node = make(python=sys.executable)
+    server = node.start(LaunchSpec(argv=("sleep", "600"), port=node.free_port()), "load", 1, str(tmp_path / "log"))
+    ready = FarProgram.await_ready
+
+    def cut_off(program):
+        monkeypatch.undo()
+        sshd.cut()
+        ready(program)
+
+    monkeypatch.setattr(FarProgram, "await_ready", cut_off)
+    try:
+        assert server.load_program() is server.load_program()
+        assert any("answers again" in note for note in node.take_notes())
+    finally:
+        server.stop(0.2)
+    assert carriers("load") == []
 
 
 def test_a_helper_of_a_dead_tuner_is_ended_by_reclaim(make):

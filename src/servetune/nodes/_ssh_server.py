@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from servetune.core.errors import NodeUnusableError
+from servetune.core.errors import ConnectionLostError, NodeUnusableError
 from servetune.core.node import Exit, LaunchSpec, LoadProgram
 from servetune.nodes import _shell
 from servetune.nodes._by_log import LOG_FILE, STATE_FILE
@@ -26,6 +26,7 @@ from servetune.nodes._ssh_tunnel import Tunnel
 _LOOK_BYTES = 1 << 16  # of the log, that come with each look at the process
 _COPY_BYTES = 256 << 20  # of the log, kept beside the study
 LOAD_END_S = 2.0  # for the load generator to leave at the end of its input
+LOAD_TRIES = 5  # of starting it, when the connection breaks each time before it is ready
 SEGMENTS_FIRST_S, SEGMENTS_EVERY_S = 2.0, 15.0
 IMPATIENT_S = 10.0  # how long a broken connection is waited for by somebody who wants to stop at once
 
@@ -153,9 +154,15 @@ class FarServer:
 
     def load_program(self) -> LoadProgram:
         """The load generator beside the server; one for all levels, begun anew after the connection broke."""
-        self.prepare_load()
-        assert self._load is not None
-        self._load.await_ready()
+        for tries_left in reversed(range(LOAD_TRIES)):
+            self.prepare_load()
+            assert self._load is not None
+            try:
+                self._load.await_ready()
+                break
+            except ConnectionLostError:
+                if not tries_left:
+                    raise
         return self._load
 
     def prepare_load(self) -> None:
