@@ -154,15 +154,15 @@ class FarServer:
 
     def load_program(self) -> LoadProgram:
         """The load generator beside the server; one for all levels, begun anew after the connection broke."""
-        for tries_left in reversed(range(LOAD_TRIES)):
-            self.prepare_load()
-            assert self._load is not None
-            try:
-                self._load.await_ready()
-                break
-            except ConnectionLostError:
-                if not tries_left:
-                    raise
+        for _ in range(LOAD_TRIES - 1):
+            with suppress(ConnectionLostError):
+                return self._ready_load()
+        return self._ready_load()
+
+    def _ready_load(self) -> LoadProgram:
+        self.prepare_load()
+        assert self._load is not None
+        self._load.await_ready()
         return self._load
 
     def prepare_load(self) -> None:
