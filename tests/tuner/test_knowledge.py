@@ -60,6 +60,18 @@ def test_each_cause_costs_one_launch_or_two(tmp_path, name, sampler):
         assert len(trials) <= (1 if named_by_its_log(cause, scenario) else 2), (cause, trials)
 
 
+def test_what_runs_out_of_memory_whatever_the_room_is_left_alone(tmp_path):
+    """The log blames the fraction; lowering it never helps: the setting that all these launches share is to blame."""
+    rule = {"when": {"env.NCCL_ALGO": "Tree"}, "at_concurrency": 256, "phase": "serving", "class": "oom_runtime"}
+    rule["log"] = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB"
+    spec = spec_of(changed(tmp_path, KIMI, engine_rules=False, failures=[rule]), "random", node_hours=12)
+    store, _ = replay(spec)
+    tried = [t for t in store.trials(spec.study) if t.runs and t.assignment.get("env.NCCL_ALGO") == "Tree"]
+    assert 1 <= len(tried) <= 4
+    (blamed,) = [one for one in store.learned() if Clause(flag="env.NCCL_ALGO", any_of=("Tree",)) in one.forbids]
+    assert blamed.slug == "oom_runtime"
+
+
 @pytest.mark.parametrize("sampler", ["adaptive", "random"])
 def test_no_launch_falls_under_a_constraint_that_a_crash_established(tmp_path, sampler):
     spec = spec_of(changed(tmp_path, KIMI, engine_rules=False), sampler, node_hours=6, hints=[EXPERT_PARALLEL])

@@ -14,7 +14,7 @@ from servetune.core.failure import Failure, Verdict
 from servetune.core.knowledge import Clause, LearnedConstraint, Lesson, Scope
 from servetune.core.space import Choice
 from servetune.search._history import OF_MEMORY
-from servetune.search.bounds import GRAPH, RUNTIME, heavier, pool_bound, room_bounds, told_apart
+from servetune.search.bounds import FRACTION, GRAPH, RUNTIME, heavier, pool_bound, room_bounds, told_apart
 from servetune.search.explanations import Explainer, Explanation, Hypothesis, Suspicion
 from servetune.search.launched import Launched, Setting, is_context, settled
 
@@ -24,6 +24,8 @@ SURE = 0.7
 LEFT_OVER, LEFT_OVER_AGAIN = 0.75, 0.85
 #: Confidence in what crashed twice although such crashes may pass.
 MAY_PASS = 0.65
+#: Out of memory over so much of the fraction, or so often, a setting is blamed and not the lack of room.
+MUCH_ROOM, MANY = 0.05, 5
 #: Classes that are no crash, or that another launch cures.
 NOT_LEARNED = frozenset(("limit_exceeded", "hang", "perf_regression", "none"))
 _ROUTES = {"oom_graph": GRAPH, "oom_runtime": RUNTIME}
@@ -66,6 +68,7 @@ def learned(subject: Subject, launches: Sequence[Launched]) -> Learned:
     found = [made for one in explained if (made := _of_explanation(subject, one, launches)) is not None]
     found += _pools(subject, crashes, launches)
     found += _rooms(subject, crashes, launches)
+    found += _whatever_the_room(subject, crashes, launches)
     return Learned(tuple(_widest(found)), tuple(one for one in open_ if len(one.hypotheses) > 1))
 
 
@@ -139,6 +142,52 @@ def _rooms(subject: Subject, crashes: Sequence[Launched], launches: Sequence[Lau
         why = told_apart(crash, worked, bounds, subject.flags) if bounds else None
         if why is not None:
             yield _constraint(subject, (*bounds, *_clauses(why)), [crash], failure.confidence)
+
+
+def _whatever_the_room(
+    subject: Subject, crashes: Sequence[Launched], launches: Sequence[Launched]
+) -> Iterator[LearnedConstraint]:
+    """A setting that ran out of memory in each launch: after two, with much less room still; after more, always.
+
+    Only launches count that ran out of memory where another one worked with no more room: so room is not the reason.
+    Each of them lay outside the bounds that the others taught, or it would not have been launched.
+    """
+    flags = sorted({flag for own in subject.flags.values() for flag in own} - set(subject.ordered))
+    for slug in _ROUTES:
+        left = [one for one in crashes if _has_room(one, slug, subject, launches)]
+        while left:
+            setting, members = _commonest(left, flags, launches)
+            if len(members) < 2:
+                break
+            left = [one for one in left if one not in members]
+            fractions = [float(str(one.values[FRACTION])) for one in members if FRACTION in one.values]
+            clauses = _clauses(frozenset((setting,)))
+            if len(members) < MANY and (not fractions or max(fractions) - min(fractions) < MUCH_ROOM):
+                if not fractions:
+                    continue
+                clauses = (Clause(flag=FRACTION, above=round(min(fractions) - MUCH_ROOM, 5)), *clauses)
+            yield _constraint(subject, clauses, members, LEFT_OVER)
+
+
+def _has_room(crash: Launched, slug: str, subject: Subject, launches: Sequence[Launched]) -> bool:
+    """Whether it ran out of memory for certain, and another launch that leaves no more room came further."""
+    if crash.crash is None or crash.crash.slug != slug or crash.crash.deterministic is not True:
+        return False
+    bounds = room_bounds(crash, [flag for flag in _ROUTES[slug] if flag in subject.ordered])
+    return any(one.reached > crash.reached and all(bound.holds(one.values) for bound in bounds) for one in launches)
+
+
+def _commonest(
+    crashes: Sequence[Launched], flags: Sequence[str], launches: Sequence[Launched]
+) -> tuple[Setting, list[Launched]]:
+    """The setting that most crashes share and no launch that came further has, and these crashes."""
+    best: tuple[Setting, list[Launched]] = (("", None), [])
+    for setting in sorted({(flag, one.settings.get(flag)) for one in crashes for flag in flags}, key=str):
+        members = [one for one in crashes if one.has((setting,))]
+        earliest = min(one.reached for one in members)
+        if len(members) > len(best[1]) and not any(one.reached > earliest and one.has((setting,)) for one in launches):
+            best = setting, members
+    return best
 
 
 def _sureness(crashes: Sequence[Launched]) -> float:
