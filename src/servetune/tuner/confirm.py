@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from servetune.core.failure import Verdict
 from servetune.core.objective import Objective
@@ -263,4 +263,4 @@ def _half_width(left: Sequence[float], right: Sequence[float], error: float = ER
         return None
     freedom = len(left) + len(right) - 2
     pooled = sum((len(side) - 1) * variance(side) for side in (left, right)) / freedom
-    return float(stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))
+    return float(stdtrit(freedom, 1 - error / 2)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))

@@ -95,6 +95,9 @@ EQUIVALENT: tuple[tuple[Form, ...], ...] = (
     ),
 )
 
+#: Each group with every flag that one of its forms is made of: most assignments have none of them.
+_GROUPS = tuple((group, frozenset(flag for form in group for flag in form.flags)) for group in EQUIVALENT)
+
 
 def translate(assignment: Assignment, capabilities: Capabilities) -> tuple[dict[str, Value], list[str]]:
     """The assignment in the spelling of the version, and one sentence per thing that was changed.
@@ -109,8 +112,9 @@ def translate(assignment: Assignment, capabilities: Capabilities) -> tuple[dict[
             _put(found, (name,), {flag.name: found[name]})
     for pair in RENAMED:
         _rename(found, pair, capabilities, notes)
-    for group in EQUIVALENT:
-        _say_otherwise(found, group, capabilities, notes)
+    for group, flags in _GROUPS:
+        if not flags.isdisjoint(found):
+            _say_otherwise(found, group, capabilities, notes)
     _translate_sizes(found, capabilities, notes)
     for name, value in list(found.items()):
         if value is False and name not in capabilities.spellings and not name.startswith("env."):
