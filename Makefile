@@ -59,7 +59,7 @@ bench-search: setup
 # What each idea of the adaptive sampler is worth: each removed in turn.
 bench-search-ablations: setup
 	$(BIN)/python benchmarks/search/run.py --set tuning --count 8 --seeds 0 adaptive adaptive-no-blame adaptive-no-memory \
-		adaptive-full-levels adaptive-no-learned-amplitudes adaptive-no-pairs adaptive-no-joint adaptive-no-outliers
+		adaptive-full-levels adaptive-no-learned-amplitudes adaptive-no-joint adaptive-no-outliers
 
 # The table of the recorded H200 study, and the scenario fitted to it; run after the study went on. Copy the printed
 # table of errors into docs/simulated-node.md.

@@ -4,6 +4,7 @@ And a reaper: whatever cuts a test run off, nothing that it started stays on the
 """
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,9 @@ for contract in ("load_generator_contract", "node_contract", "storage_contract",
     pytest.register_assert_rewrite(f"contracts.{contract}")
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: servers would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAPER = Path(__file__).parent / "fakes" / "reaper.py"
 

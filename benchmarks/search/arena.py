@@ -30,7 +30,6 @@ ABLATIONS: dict[str, dict] = {
     },
     "-no-memory": {"constants": {("_memory", "FRACTION"): ()}},
     "-no-learned-amplitudes": {"constants": {("_gp", "STEPS"): 0}},
-    "-no-pairs": {"constants": {("_gp", "LEAST_PAIR"): 0.0005}},
     "-no-outliers": {"constants": {("_gp", "OUTLYING"): -1e9}},
     "-no-joint": {"constants": {("search.samplers.adaptive", "JOINT"): 1}},
     "-no-constraints": {"constants": UNTAUGHT},

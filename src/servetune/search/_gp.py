@@ -26,11 +26,9 @@ AMPLITUDE, AMPLITUDE_SPREAD, PAIR_AMPLITUDE = 0.11, 0.6, 0.012
 ORDERED_AMPLITUDE, EXPLAINED_AMPLITUDE = 0.06, 0.002
 #: Amplitude of what all points share, and the least noise of a value.
 LEVEL_AMPLITUDE, LEAST_NOISE = 0.15, 0.003
-#: Least amplitude of a parameter.
+#: Least amplitude of a parameter, and of the pairs: they stay possible.
 LEAST = 0.001
 STEPS = 12
-#: Pairs that nobody has tried stay possible: their amplitude never falls below this.
-LEAST_PAIR = 0.003
 #: A value this many deviations below what the others say of it is taken for an outlier, of this deviation.
 OUTLYING, OUTLIER_SD = -3.5, 0.08
 
@@ -111,7 +109,7 @@ class AdditiveGp:
             slope = power * (flat @ (inverse - np.outer(alpha, alpha)).ravel()) + away / AMPLITUDE_SPREAD
             return float(value), slope
 
-        bounds = [(math.log(LEAST), math.log(0.8))] * (count - 1) + [(math.log(LEAST_PAIR), math.log(0.15))]
+        bounds = [(math.log(LEAST), math.log(0.8))] * (count - 1) + [(math.log(LEAST), math.log(0.15))]
         found = minimize(loss, middle, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS})
         learned: Floats = np.exp(found.x)
         return learned
