@@ -25,10 +25,11 @@ from cpu_time import timed_ms
 from engine_verdicts import INSTALLED, MODEL_CONFIGS, PYTHON, RELEASES, model_config, presented, sampled
 from sampled_configurations import argv
 
+from servetune.engines.sglang._sent_program import argv_of
 from servetune.engines.sglang.capabilities import capabilities_of
 from servetune.engines.sglang.capabilities import violations as capability_violations
 from servetune.engines.sglang.memory import forecast, memory_violations
-from servetune.engines.sglang.preflight import SglangPreflight, argv_of, preparation
+from servetune.engines.sglang.preflight import SglangPreflight, preparation
 from servetune.engines.sglang.rules import violations as rule_violations
 from servetune.nodes import local
 

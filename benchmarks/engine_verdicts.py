@@ -135,34 +135,41 @@ def _ask(node: Presented, todo: Sequence[tuple[str, dict[str, object]]], folder:
     for name in {model for model, _ in todo}:
         (folder / name).mkdir()
         (folder / name / "config.json").write_text((MODEL_CONFIGS / f"{name}.json").read_text())
-    command = [
-        *(str(PYTHON), str(ROOT / "tools/sglang_oracle/oracle.py")),
+    commands = [
+        ["--model-path", str(folder / model), "--trust-remote-code", *argv(assignment)] for model, assignment in todo
+    ]
+    for (model, assignment), verdict in zip(todo, answers(node, commands), strict=True):
+        message = (verdict["message"] or "").replace(str(folder), "MODELS") or None
+        yield {
+            "model": model,
+            "assignment": assignment,
+            "ok": verdict["ok"],
+            "stage": verdict["stage"],
+            "message": message and message[:300],
+            "resolved": compared(verdict.get("resolved") or {}),
+        }
+
+
+def answers(node: Presented, commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """What the engine's own checks say of each command on the presented node, one process for all of them."""
+    oracle = [
+        *("nice", "-n", "10", str(PYTHON), str(ROOT / "tools/sglang_oracle/oracle.py")),
         *("--compute-capability", node.compute_capability, "--gpus", str(node.gpus)),
-        *("--memory-mib", str(node.memory_mib), "--cuda", node.cuda),
+        *("--memory-mib", str(node.memory_mib), "--cuda", node.cuda, "--gpu-name", node.gpu),
     ]
     if node.engine_version != INSTALLED:
-        command += ["--release", str(RELEASES / node.engine_version)]
+        oracle += ["--release", str(RELEASES / node.engine_version)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        oracle, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as engine:
         assert engine.stdin is not None
         assert engine.stdout is not None
-        for model, assignment in todo:
-            words = ["--model-path", str(folder / model), "--trust-remote-code", *argv(assignment)]
+        for words in commands:
             print(json.dumps(words), file=engine.stdin, flush=True)
             answer = engine.stdout.readline()
             if not answer:
-                raise SystemExit(f"the oracle ended on {words}; run it by hand: {' '.join(command)}")
-            verdict = json.loads(answer)
-            message = (verdict["message"] or "").replace(str(folder), "MODELS") or None
-            yield {
-                "model": model,
-                "assignment": assignment,
-                "ok": verdict["ok"],
-                "stage": verdict["stage"],
-                "message": message and message[:300],
-                "resolved": compared(verdict.get("resolved") or {}),
-            }
+                raise SystemExit(f"the oracle ended on {words}; run it by hand: {' '.join(oracle)}")
+            yield json.loads(answer)
         engine.stdin.close()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_verdicts import BESIDE_GRAPH_CONFIG, FIELDS, INSTALLED, PYTHON, RELEASES, ROOT, STORE, Presented, compared
+from engine_verdicts import BESIDE_GRAPH_CONFIG, FIELDS, STORE, Presented, answers, compared
 from far_configurations import draw
 from far_models import FAR_MODELS
 
@@ -92,33 +91,22 @@ def _verdicts(node: Presented, todo: Sequence[tuple[str, dict[str, object]]], fo
     for name, config in FAR_MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
-    command = [
-        *("nice", "-n", "10", str(PYTHON), str(ROOT / "tools/sglang_oracle/oracle.py")),
-        *("--compute-capability", node.compute_capability, "--gpus", str(node.gpus)),
-        *("--memory-mib", str(node.memory_mib), "--cuda", node.cuda, "--gpu-name", node.gpu),
+    commands = [
+        ["--model-path", str(folder / model), *_flags({k: _path(v, folder / model) for k, v in assignment.items()})]
+        for model, assignment in todo
     ]
-    if node.engine_version != INSTALLED:
-        command += ["--release", str(RELEASES / node.engine_version)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as engine:
-        assert engine.stdin is not None
-        assert engine.stdout is not None
-        for model, assignment in todo:
-            told = {k: str(folder / model) if v == "DRAFT" else v for k, v in assignment.items()}
-            print(json.dumps(["--model-path", str(folder / model), *_flags(told)]), file=engine.stdin, flush=True)
-            answer = engine.stdout.readline()
-            if not answer:
-                raise SystemExit(f"the oracle ended on {model} {assignment}; by hand: {' '.join(command)}")
-            verdict = json.loads(answer)
-            yield {
-                "model": model,
-                "assignment": assignment,
-                **{key: verdict[key] for key in ("ok", "decided", "stage", "where")},
-                "message": (verdict["message"] or "").replace(str(folder), "MODELS")[:400],
-                "resolved": {**(verdict["resolved"] or {}), **compared(verdict["resolved"] or {})},
-            }
-        engine.stdin.close()
+    for (model, assignment), verdict in zip(todo, answers(node, commands), strict=True):
+        yield {
+            "model": model,
+            "assignment": assignment,
+            **{key: verdict[key] for key in ("ok", "decided", "stage", "where")},
+            "message": (verdict["message"] or "").replace(str(folder), "MODELS")[:400],
+            "resolved": {**(verdict["resolved"] or {}), **compared(verdict["resolved"] or {})},
+        }
+
+
+def _path(value: object, draft: Path) -> object:
+    return str(draft) if value == "DRAFT" else value
 
 
 @dataclass

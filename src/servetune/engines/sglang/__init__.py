@@ -17,6 +17,7 @@ from servetune.engines.sglang._judging import judged, version_notes
 from servetune.engines.sglang._memory_layouts import layouts
 from servetune.engines.sglang._model_files import model_config
 from servetune.engines.sglang._resolve import resolved
+from servetune.engines.sglang._sent_program import argv_of
 from servetune.engines.sglang.capabilities import (
     RESERVED,
     Capabilities,
@@ -30,7 +31,7 @@ from servetune.engines.sglang.flags import launch_spec
 from servetune.engines.sglang.logs import SglangLogReader
 from servetune.engines.sglang.memory import Calibration, MemoryForecast, calibrate, forecast, memory_violations
 from servetune.engines.sglang.model_config import model_facts
-from servetune.engines.sglang.preflight import SglangPreflight, argv_of, preparation
+from servetune.engines.sglang.preflight import SglangPreflight, preparation
 
 FRACTION = "mem-fraction-static"
 

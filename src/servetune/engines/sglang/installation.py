@@ -9,30 +9,16 @@ source computes; what plug-ins add, and a source of an unknown shape, only the p
 
 from __future__ import annotations
 
-import importlib.resources
-import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from servetune.core.errors import ProgramEndedError
 from servetune.core.preflight import Helper
+from servetune.engines.sglang._sent_program import SentProgram, argv_of, text_of
 from servetune.engines.sglang._source import Flag
 from servetune.engines.sglang._table import Capabilities, capabilities_from, keep_flags, kept_flags
 
-#: Reads its modules from the first line of its input, under their own names: nothing is written on the node.
-BOOTSTRAP = (
-    "import json, sys, types\n"
-    "texts = json.loads(sys.stdin.readline())\n"
-    "for name, text in texts.items():\n"
-    "    module = sys.modules[name] = types.ModuleType(name)\n"
-    "    module.__path__ = []\n"
-    "    owner, _, last = name.rpartition('.')\n"
-    "    exec(compile(text, name, 'exec'), module.__dict__)\n"
-    "    owner and setattr(sys.modules[owner], last, module)\n"
-    "sys.modules[name].main()\n"
-)
 _PACKAGE = "servetune.engines.sglang"
 _PROGRAM = ("_source_modules", "_source", "_parser_program")
 #: Reading the source takes a second; importing SGLang from a slow file system takes minutes.
@@ -51,13 +37,13 @@ def read_installation(
     the shipped tables answer then.
     """
     try:
-        with closing(start((python, "-u", "-c", BOOTSTRAP))) as talk:
-            return _read(_Talk(talk), version, frozenset(named))
+        with closing(start(argv_of(python))) as talk:
+            return _read(_Reader(talk), version, frozenset(named))
     except ProgramEndedError as error:
         return None, f"the installed SGLang's own flags cannot be read ({error}): the shipped tables answer"
 
 
-def _read(talk: _Talk, version: str, named: frozenset[str]) -> tuple[Capabilities | None, str]:
+def _read(talk: _Reader, version: str, named: frozenset[str]) -> tuple[Capabilities | None, str]:
     found = talk.ask("installation", SOURCE_S)
     if "error" in found or found["version"] != version:
         return None, ""  # an engine that only the study names, or none: nothing is said about it
@@ -102,31 +88,15 @@ def _spellings(flags: Mapping[str, Flag]) -> frozenset[str]:
     return frozenset(word for name, flag in flags.items() for word in (name, *flag.get("aliases", ())))
 
 
-class _Talk:
+class _Reader:
+    """The program on the node, asked by name."""
+
     def __init__(self, talk: Helper) -> None:
-        self._talk = talk
-        self._lines: list[str] = []
-        folder = importlib.resources.files(_PACKAGE)
-        owners: dict[str, str] = {"servetune": "", "servetune.engines": "", _PACKAGE: ""}
-        texts: dict[str, str] = {
-            f"{_PACKAGE}.{name}": folder.joinpath(f"{name}.py").read_text("utf-8") for name in _PROGRAM
-        }
-        talk.send(json.dumps({**owners, **texts}))
+        owners = {"servetune": "", "servetune.engines": "", _PACKAGE: ""}
+        texts = {f"{_PACKAGE}.{name}": text_of(name) for name in _PROGRAM}
+        self._program = SentProgram(talk, {**owners, **texts}, "the readers of its flags")
 
     def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
         """Raises ProgramEndedError."""
-        self._talk.send(json.dumps(question))
-        until_s = time.monotonic() + timeout_s
-        while not self._lines:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise ProgramEndedError(f"no answer within {timeout_s:g} s")
-            self._lines += self._talk.receive(left_s)
-        line = self._lines.pop(0)
-        try:
-            told = json.loads(line)
-        except ValueError:
-            told = None
-        if not isinstance(told, dict):
-            raise ProgramEndedError(f"it answered {line[:200]!r}")
-        return told
+        self._program.say(question)
+        return self._program.heard(timeout_s)

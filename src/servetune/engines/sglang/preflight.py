@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from servetune.core.engine import Violation
@@ -14,26 +11,14 @@ from servetune.core.errors import ProgramEndedError
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.preflight import Helper, PreflightVerdict
 from servetune.core.space import Assignment, Value
+from servetune.engines.sglang._sent_program import SentProgram, text_of
 
 #: Importing SGLang from a slow file system takes minutes; one answer that takes this long is none.
 READY_S, ANSWER_S = 600.0, 150.0
-#: Reads its own program from the first line of its input, so that nothing has to be written on the node.
-BOOTSTRAP = (
-    "import json, sys, types\n"
-    "for name, text in json.loads(sys.stdin.buffer.readline()).items():\n"
-    "    module = sys.modules[name] = types.ModuleType(name)\n"
-    "    exec(compile(text, name, 'exec'), module.__dict__)\n"
-    "sys.modules['_preflight_program'].main()\n"
-)
 _PROGRAM = ("_presented_gpus", "_preflight_program")
 _WORD = re.compile(r"[a-z0-9_-]+")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _HIDDEN = "hidden"
-
-
-def argv_of(python: str) -> tuple[str, ...]:
-    """The command of the helper process."""
-    return (python, "-u", "-c", BOOTSTRAP)
 
 
 def preparation(facts: NodeFacts, described: bool, path: Sequence[str] = ()) -> dict[str, Any]:
@@ -58,18 +43,16 @@ class SglangPreflight:
     """Implements `core.preflight.Preflight`. `command`: the launch spec of an assignment."""
 
     def __init__(self, talk: Helper, prepared: Mapping[str, Any], command: Callable[[Assignment], LaunchSpec]) -> None:
-        self._talk, self._command = talk, command
+        self._command = command
         self._ready: Mapping[str, Any] | None = None
-        self._lines: list[str] = []
-        folder = Path(__file__).parent
-        talk.send(json.dumps({name: (folder / f"{name}.py").read_text("utf-8") for name in _PROGRAM}))
-        talk.send(json.dumps(prepared))
+        self._program = SentProgram(talk, {name: text_of(name) for name in _PROGRAM}, "SGLang's checks")
+        self._program.say(prepared)
 
     @property
     def version(self) -> str:
         """Of the SGLang that answers. Waits until it is warm. Raises ProgramEndedError."""
         if self._ready is None:
-            self._ready = self._heard(READY_S)
+            self._ready = self._program.heard(READY_S)
         if not self._ready.get("ready"):
             raise ProgramEndedError(str(self._ready.get("error") or "SGLang's checks could not be imported"))
         return str(self._ready["version"])
@@ -86,8 +69,8 @@ class SglangPreflight:
     def judge(self, argv: Sequence[str], env: Mapping[str, str]) -> PreflightVerdict:
         """The verdict on arguments as they follow the program. Raises ProgramEndedError."""
         assert self.version
-        self._talk.send(json.dumps({"argv": list(argv), "env": dict(env)}))
-        told = self._heard(ANSWER_S)
+        self._program.say({"argv": list(argv), "env": dict(env)})
+        told = self._program.heard(ANSWER_S)
         try:
             return PreflightVerdict(
                 ok=told["ok"],
@@ -124,27 +107,7 @@ class SglangPreflight:
 
     def close(self) -> None:
         """End the helper process."""
-        self._talk.close()
-
-    def _heard(self, timeout_s: float) -> dict[str, Any]:
-        line = self._line(timeout_s)
-        try:
-            told = json.loads(line)
-        except ValueError:
-            told = None
-        if not isinstance(told, dict):
-            raise ProgramEndedError(f"SGLang's checks answered {line[:200]!r}, which is not theirs")
-        return told
-
-    def _line(self, timeout_s: float) -> str:
-        until_s = time.monotonic() + timeout_s
-        while not self._lines:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                self._talk.close()
-                raise ProgramEndedError(f"SGLang's checks did not answer within {timeout_s:g} s")
-            self._lines += self._talk.receive(left_s)
-        return self._lines.pop(0)
+        self._program.close()
 
 
 def violation(assignment: Assignment, verdict: PreflightVerdict) -> Violation:
