@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -183,70 +182,6 @@ def test_jumps_in_a_circle_are_refused(tmp_path):
     (tmp_path / "config").write_text("Host a\n ProxyJump b\nHost b\n ProxyJump a\n")
     with pytest.raises(SpecError, match="circle"):
         ssh.create(ssh.Settings(host="a", config=str(tmp_path / "config")), tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
-def test_an_encrypted_key(sshd, tmp_path, monkeypatch, kind):
-    key = keygen(tmp_path / "locked", kind, "open sesame")
-    sshd.authorized.write_text(f"{public(sshd.client_key)}\n{public(key)}\n")
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    with pytest.raises(SpecError, match=r"locked is encrypted.*ssh-add.*passphrase: \{from_env"):
-        reached(sshd, identity_file=str(key))
-    with pytest.raises(SpecError, match=r"NOT_SET is not set"):
-        reached(sshd, identity_file=str(key), passphrase={"from_env": "NOT_SET"})
-    monkeypatch.setenv("MY_PASSPHRASE", "wrong")
-    with pytest.raises(SpecError, match=r"locked cannot be used.*does not open it"):
-        reached(sshd, identity_file=str(key), passphrase={"from_env": "MY_PASSPHRASE"})
-    monkeypatch.setenv("MY_PASSPHRASE", "open sesame")
-    assert reached(sshd, identity_file=str(key), passphrase={"from_env": "MY_PASSPHRASE"})
-
-
-def test_an_agent(sshd, tmp_path, monkeypatch):
-    key = keygen(tmp_path / "locked", passphrase="open sesame")
-    sshd.authorized.write_text(f"{public(sshd.client_key)}\n{public(key)}\n")
-    ask = tmp_path / "askpass"
-    ask.write_text("#!/bin/sh\necho open sesame\n")
-    ask.chmod(0o755)
-    socket = str(tmp_path / "agent")
-    with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL) as agent:
-        try:
-            environ = {**os.environ, "SSH_AUTH_SOCK": socket, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
-            for _ in range(50):
-                added = subprocess.run(["ssh-add", key], env=environ, capture_output=True, check=False)
-                if added.returncode == 0:
-                    break
-            monkeypatch.setenv("SSH_AUTH_SOCK", socket)
-            assert reached(sshd, identity_file=str(key))
-        finally:
-            agent.kill()
-
-
-def test_a_login_by_password_only_is_told_what_to_do(tmp_path, monkeypatch):
-    """With no password given, and with a wrong one. The remedies are those that the message names."""
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    with running(tmp_path, PasswordAuthentication="yes") as sshd:
-        sshd.authorized.write_text("")
-        with pytest.raises(NodeUnreachableError) as refused:
-            reached(sshd)
-        assert re.search(
-            r"does not let .* in: .*; it takes passwords: install a key with `ssh-copy-id -p", str(refused.value)
-        )
-        assert "`password: {from_env: NAME}` under node:" in str(refused.value)
-        monkeypatch.setenv("NAME", "wrong-password-4713")
-        with pytest.raises(NodeUnreachableError, match=r"neither a key nor the password \(node\.password\)") as refused:
-            reached(sshd, password={"from_env": "NAME"})
-        assert "4713" not in str(refused.value)
-        sshd.authorized.write_text(public(sshd.client_key) + "\n")  # what ssh-copy-id does
-        assert reached(sshd)
-
-
-def test_who_is_not_let_in_is_told(sshd, tmp_path, monkeypatch):
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    stranger = keygen(tmp_path / "stranger")
-    with pytest.raises(NodeUnreachableError, match=r"does not let .* in.*node\.identity_file"):
-        reached(sshd, identity_file=str(stranger))
-    with pytest.raises(NodeUnreachableError, match=r"no key to offer.*missing"):
-        reached(sshd, identity_file=str(tmp_path / "missing"))
 
 
 def test_a_node_that_does_not_answer(sshd, tmp_path):

@@ -1,6 +1,6 @@
 """Where and as whom to connect: a host or alias, resolved as OpenSSH's client would from ~/.ssh/config.
 
-Honoured: HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent none, ProxyJump, UserKnownHostsFile,
+Honoured: HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, UserKnownHostsFile,
 HostKeyAlias, ServerAliveInterval, ServerAliveCountMax, Include. See man 5 ssh_config.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import glob
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,18 +30,25 @@ _DEEPEST = 16  # Includes within Includes, as in OpenSSH
 
 @dataclass(frozen=True)
 class Target:
-    """One SSH server. `key_name`: what its host key is known by; `jumps`: servers to go through, in that order."""
+    """One SSH server. `key_name`: what its host key is known by; `jumps`: servers to go through, in that order.
+
+    `own_file`: the key that the study file names, among `identity_files`; `named_files`: those that somebody named.
+    `agent`: its socket.
+    """
 
     host: str
     port: int
     user: str
     key_name: str
     identity_files: tuple[Path, ...]
-    use_agent: bool
+    agent: Path | None
     known_hosts: tuple[Path, ...]
     alive_interval_s: float
     alive_count: int
     jumps: tuple[Target, ...] = ()
+    own_file: Path | None = None
+    named_files: tuple[Path, ...] = ()
+    identities_only: bool = False
 
     @property
     def place(self) -> str:
@@ -74,17 +82,21 @@ def _resolve(wanted: Wanted, config: paramiko.SSHConfig, on_the_way: Sequence[st
         raise SpecError(f"node.jump: {' → '.join([*on_the_way, wanted.host])} goes in a circle; see ProxyJump")
     found = _lookup(config, wanted.host)
     host = found.get("hostname", wanted.host)
+    named = _identities(wanted.identity_file, found)
     return Target(
         host=host,
         port=wanted.port or int(found.get("port", 22)),
         user=wanted.user or found.get("user") or getpass.getuser(),
         key_name=found.get("hostkeyalias", host),
-        identity_files=_identities(wanted.identity_file, found),
-        use_agent=str(found.get("identityagent", "")).lower() != "none",
+        identity_files=named or tuple(Path(f"~/.ssh/{name}").expanduser() for name in _KEY_NAMES),
+        agent=_agent(str(found.get("identityagent", "SSH_AUTH_SOCK"))),
         known_hosts=_known_hosts(wanted.known_hosts, found),
         alive_interval_s=float(found.get("serveraliveinterval", 0)) or ALIVE_INTERVAL_S,
         alive_count=int(found.get("serveralivecountmax", ALIVE_COUNT)),
         jumps=_jumps(wanted, found, config, (*on_the_way, wanted.host)),
+        own_file=named[0] if wanted.identity_file else None,
+        named_files=named,
+        identities_only=str(found.get("identitiesonly", "no")).lower() == "yes",
     )
 
 
@@ -117,9 +129,15 @@ def _split_port(place: str) -> tuple[str, int | None]:
 
 def _identities(given: str | None, found: Mapping[str, Any]) -> tuple[Path, ...]:
     named = [*([given] if given else []), *found.get("identityfile", [])]
-    if not named:
-        named = [f"~/.ssh/{name}" for name in _KEY_NAMES]
     return tuple(Path(name).expanduser() for name in named)
+
+
+def _agent(word: str) -> Path | None:
+    """Socket of the agent: `none`, a variable's name (with or without `$`), or a path."""
+    if word.lower() == "none":
+        return None
+    path = os.environ.get(word.removeprefix("$"), "") if word == "SSH_AUTH_SOCK" or word[:1] == "$" else word
+    return Path(path).expanduser() if path else None
 
 
 def _known_hosts(given: str | None, found: Mapping[str, Any]) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import hmac
 import shlex
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from servetune.core.errors import HostKeyError
 
 REVOKED = "@revoked"
 AUTHORITY = "@cert-authority"
+_PRIVATE_MAGIC = b"openssh-key-v1\0"
 _SIGNATURES = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}  # key type → what is negotiated for it
 
 
@@ -76,6 +78,34 @@ def verify(known: Sequence[KnownKey], key_type: str, blob: bytes, place: str, fi
 def fingerprint(blob: bytes) -> str:
     """As `ssh-keygen -l` shows it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def public_blob(file: Path) -> bytes | None:
+    """The public half of a key file, of its `.pub` beside it, or of an OpenSSH private key (where it lies open)."""
+    for path in (file, Path(f"{file}.pub")):
+        try:
+            text = path.read_text(encoding="utf-8")
+            words = text.split()
+            if text.startswith("-----BEGIN OPENSSH PRIVATE KEY-----"):
+                return _open_half(base64.b64decode("".join(text.strip().splitlines()[1:-1])))
+            if len(words) > 1 and not text.startswith("-----"):
+                return base64.b64decode(words[1], validate=True)
+        except (OSError, ValueError, IndexError, struct.error):
+            continue
+    return None
+
+
+def _open_half(data: bytes) -> bytes:
+    """Of PROTOCOL.key in OpenSSH's sources: magic, cipher, kdf, its options, number of keys, public key."""
+    at = len(_PRIVATE_MAGIC)
+    if not data.startswith(_PRIVATE_MAGIC):
+        raise ValueError("no OpenSSH private key")
+    for _ in range(3):
+        (size,) = struct.unpack_from(">I", data, at)
+        at += 4 + size
+    at += 4
+    (size,) = struct.unpack_from(">I", data, at)
+    return data[at + 4 : at + 4 + size]
 
 
 def _short(key_type: str) -> str:

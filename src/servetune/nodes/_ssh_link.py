@@ -18,8 +18,9 @@ import paramiko
 
 from servetune.core.errors import NodeUnreachableError, NodeUnusableError
 from servetune.nodes._gpus import Command
+from servetune.nodes._ssh_auth import Secrets
 from servetune.nodes._ssh_config import Target
-from servetune.nodes._ssh_connect import CONNECT_S, Connection, Secrets, close_channel, connect
+from servetune.nodes._ssh_connect import CONNECT_S, Connection, close_channel, connect
 
 RUN_S = 90.0  # for one script: a node that loads weights from a slow disk answers late
 _RECV_BYTES = 1 << 18

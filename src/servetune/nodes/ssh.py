@@ -30,8 +30,8 @@ from servetune.nodes._rehearsal import rehearsed_facts, scenario_file, simulated
 from servetune.nodes._server import Guard
 from servetune.nodes._shell import Detached, Started, read_started
 from servetune.nodes._ssh_archive import archive
+from servetune.nodes._ssh_auth import Secrets
 from servetune.nodes._ssh_config import Wanted, resolve
-from servetune.nodes._ssh_connect import Secrets
 from servetune.nodes._ssh_facts import Place, engine_versions, model_config, place_of
 from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
