@@ -10,9 +10,10 @@ lengths, of which servetune begins one after the other (bench_serving cannot, an
 The third witness is the server, in each tool's own measured part: its count of output tokens of finished answers
 (`/metrics`, so start it with --enable-metrics), read four times a second; without URL the tests' server of exactly
 known rate, by the stamps of what it sent. A machine whose speed changes between two runs moves the tools apart, not a
-tool from its witness. Printed per load: medians over the rounds of output tokens/s, of the ratio of the two tools in a
-round, of each tool's ratio to its witness, and the requests in flight that each held (a client that needs long from
-one answer to the next request holds another load than was asked).
+tool from its witness. Printed per load: medians over the rounds of output tokens/s; `apart`, the ratio of the two tools
+in a round; each tool's ratio to its witness; `by witness`, the ratio of these two ratios in a round, which says whether
+the tools agree whatever the machine did meanwhile; and the requests in flight that each held (a client that needs long
+from one answer to the next request holds another load than was asked).
 """
 
 import argparse
@@ -163,6 +164,11 @@ class Run:
     measured: Measurement
     witnessed: float
 
+    @property
+    def to_witness(self) -> float:
+        """What the tool measured over what the server counted in the same seconds."""
+        return self.measured.output_tokens_per_s / self.witnessed
+
 
 def run(tool: Tool, options: argparse.Namespace, level: Level) -> Run:
     exact = nullcontext() if options.url else exact_rate_server(*EXACT)
@@ -195,19 +201,21 @@ def study(load: str, concurrency: int, options: argparse.Namespace) -> None:
         level = Level(concurrency=concurrency, workload=workload, limit_s=300, window=window + options.first_window)
         for side in (0, 1) if window % 2 else (1, 0):
             found[side].append(run(tools[side], options, level))
-    pairs = [(a, b) for a, b in zip(*found, strict=True) if a.measured.valid and b.measured.valid]
+    both = zip(*found, strict=True)
+    pairs = [(a, b) for a, b in both if all(one.measured.valid and one.witnessed for one in (a, b))]
     if not pairs:
-        print(f"{load:>10} {concurrency:>6} no round in which both were valid", flush=True)
+        print(f"{load:>10} {concurrency:>6} no round in which both were valid and the server counted", flush=True)
         return
     apart = median(b.measured.output_tokens_per_s / a.measured.output_tokens_per_s for a, b in pairs) - 1
+    by_witness = median(b.to_witness / a.to_witness for a, b in pairs) - 1
     rates, own, held = [], [], []
     for runs in zip(*pairs, strict=True):
         rates.append(median(run.measured.output_tokens_per_s for run in runs))
-        own.append(median(run.measured.output_tokens_per_s / run.witnessed for run in runs) - 1)
+        own.append(median(run.to_witness for run in runs) - 1)
         held.append(median(run.measured.details["concurrency_held"] for run in runs))
     print(
         f"{load:>10} {concurrency:>6} {rates[0]:>10.1f} {rates[1]:>14.1f} {apart:>+8.1%} {own[0]:>+12.1%} "
-        f"{own[1]:>+14.1%} {held[0]:>8.2f} {held[1]:>8.2f}  {len(pairs)} of {options.rounds}",
+        f"{own[1]:>+14.1%} {by_witness:>+11.1%} {held[0]:>8.2f} {held[1]:>8.2f}  {len(pairs)} of {options.rounds}",
         flush=True,
     )
 
@@ -227,7 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"{'load':>10} {'level':>6} {'servetune':>10} {'bench_serving':>14} {'apart':>8} {'to witness':>12} "
-        f"{'its to witness':>14} {'held':>8} {'its held':>8}  valid rounds"
+        f"{'its to witness':>14} {'by witness':>11} {'held':>8} {'its held':>8}  valid rounds"
     )
     for load in options.loads.split(","):
         for concurrency in map(int, options.concurrency.split(",")):

@@ -1,8 +1,10 @@
 """`servetune bench` as a user runs it: a process, a server, its output."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import click
 import pytest
@@ -69,6 +71,28 @@ def test_lengths_between_two_bounds(server):
     done = bench(server.url, "--concurrency", 4, *SHORT, "--output-tokens", "5-15", "--input-tokens", "8-16", "--json")
     level = json.loads(done.stdout)["levels"][0]
     assert level["output_tokens"] / level["requests_completed"] == pytest.approx(10, rel=0.3)
+
+
+def test_goodput_is_shown_where_limits_were_given(server):
+    done = bench(server.url, "--concurrency", 2, *SHORT, "--goodput", "ttft_s=10")
+    assert "goodput 100%, " in done.stdout
+    assert "goodput" not in bench(server.url, "--concurrency", 2, *SHORT).stdout
+
+
+def test_ctrl_c_keeps_the_levels_that_were_finished(server):
+    own = server.behaving()
+    options = ["--concurrency", "2,4", "--input-tokens", "16", "--output-tokens", "20", "--limit-s", "4", "--json"]
+    command = [sys.executable, "-m", "servetune", "bench", own.url, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 50
+        while own.counts()["flushed"] < 2 and time.monotonic() < deadline:  # once at the beginning of each level
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    told = json.loads(out)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert told["interrupted"] is True
+    assert [level["concurrency"] for level in told["levels"]] == [2]
 
 
 def test_a_server_that_is_not_there(tmp_path):

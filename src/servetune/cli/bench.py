@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +82,8 @@ class Length(click.ParamType[tuple[int, int]]):
 def command(**options: Any) -> None:
     """Measure the running server at URL, level by level, with the load generator that studies use.
 
-    Exit status 1 when a level could not be measured or its figures must not be used.
+    Exit status 1 when a level could not be measured or its figures must not be used. Ctrl-C ends it with status 130;
+    the levels that were finished are kept.
     """
     generator = _generator(options)
     headers = dict(_header(text) for text in options["headers"]) | _key(options["key_env"])
@@ -96,15 +97,21 @@ def command(**options: Any) -> None:
     )
     begin_s = _client_cpu_s()
     measured: list[Measurement] = []
-    with _view(options["as_json"]) as view:
-        for concurrency in workload.concurrency:
-            level = Level(concurrency=concurrency, workload=workload, limit_s=options["limit_s"])
-            measurement = generator.run(options["url"], level, WallClock(), view.progress, headers)
-            assert measurement is not None  # nothing says stop
-            measured.append(measurement)
-            view.finished(measurement)
+    interrupted = False
+    try:
+        with _view(options["as_json"]) as view:
+            for concurrency in workload.concurrency:
+                level = Level(concurrency=concurrency, workload=workload, limit_s=options["limit_s"])
+                measurement = generator.run(options["url"], level, WallClock(), view.progress, headers)
+                assert measurement is not None  # nothing says stop
+                measured.append(measurement)
+                view.finished(measurement)
+    except KeyboardInterrupt:
+        interrupted = True
     if options["as_json"]:
-        click.echo(json.dumps(document(measured, _client_cpu_s() - begin_s), indent=2))
+        click.echo(json.dumps(document(measured, _client_cpu_s() - begin_s, interrupted), indent=2))
+    if interrupted:
+        raise click.exceptions.Abort
     if not all(measurement.valid for measurement in measured):
         sys.exit(1)
 
@@ -115,9 +122,14 @@ def _client_cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def document(measured: list[Measurement], cpu_s: float) -> dict[str, Any]:
-    """What `--json` prints. Times in seconds; `cpu_s`: CPU time of the client over all levels."""
-    return {"levels": [_level_document(measurement) for measurement in measured], "client": {"cpu_s": cpu_s}}
+def document(measured: list[Measurement], cpu_s: float, interrupted: bool = False) -> dict[str, Any]:
+    """What `--json` prints. Times in seconds; `cpu_s`: CPU time of the client over all levels.
+
+    `interrupted` is only there, and true, when levels are missing.
+    """
+    levels = [_level_document(measurement) for measurement in measured]
+    told: dict[str, Any] = {"levels": levels, "client": {"cpu_s": cpu_s}}
+    return told | ({"interrupted": True} if interrupted else {})
 
 
 def _level_document(measurement: Measurement) -> dict[str, Any]:
@@ -215,6 +227,10 @@ class LiveView(View):
         self._done.append(measurement)
         for warning in measurement.warnings:
             self._console.print(f"concurrency {measurement.concurrency}: {warning}", markup=False, soft_wrap=True)
+        self.ended()
+
+    def ended(self) -> None:
+        """Draw what was finished alone: a level that was broken off has no figures."""
         self._live.update(_table(self._done, None), refresh=True)
 
 
@@ -226,10 +242,23 @@ def _view(as_json: bool) -> Iterator[View]:
         yield View(console if not as_json else Console(quiet=True))
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield LiveView(console, live)
+        view = LiveView(console, live)
+        try:
+            yield view
+        finally:
+            view.ended()
 
 
-COLUMNS: tuple[tuple[str, Callable[[Measurement], str]], ...] = (
+Column = tuple[str, Callable[[Measurement], str]]
+GOODPUT: Column = (
+    "goodput",
+    lambda m: (
+        f"{m.details['goodput_share']:.0%}, {m.details['goodput_requests_per_s']:,.3g} requests/s"
+        if "goodput_share" in m.details
+        else "–"
+    ),
+)
+COLUMNS: tuple[Column, ...] = (
     ("concurrency", lambda m: str(m.concurrency)),
     ("tokens/s", lambda m: f"{m.output_tokens_per_s:,.1f}"),
     ("95 %", lambda m: f"{m.low:,.1f} – {m.high:,.1f}"),
@@ -252,20 +281,27 @@ def _seconds(value_s: float) -> str:
     return f"{value_s * 1e3:.3g} ms" if value_s < 1 else f"{value_s:.3g} s"
 
 
+def _columns(measured: Sequence[Measurement]) -> tuple[Column, ...]:
+    """With goodput when limits for it were given."""
+    asked = any("goodput_share" in measurement.details for measurement in measured)
+    return (*COLUMNS[:-1], GOODPUT, COLUMNS[-1]) if asked else COLUMNS
+
+
 def line(measurement: Measurement) -> str:
     """A finished level as one line of text."""
-    told = [f"{name} {text(measurement)}".strip() for name, text in COLUMNS if text(measurement)]
+    told = [f"{name} {text(measurement)}".strip() for name, text in _columns([measurement]) if text(measurement)]
     return "  ".join(told)
 
 
 def _table(done: list[Measurement], current: Progress | None) -> Table:
-    table = Table(*(name for name, _ in COLUMNS), box=None, pad_edge=False)
+    columns = _columns(done)
+    table = Table(*(name for name, _ in columns), box=None, pad_edge=False)
     for measurement in done:
-        table.add_row(*(text(measurement) for _, text in COLUMNS))
+        table.add_row(*(text(measurement) for _, text in columns))
     if current is not None:
         failed = f" ({current.failed} failed)" if current.failed else ""
         share = f"{current.completed:,} of about {max(current.expected, current.completed):,}{failed}"
-        stage = "warming up" if current.stage == "warmup" else f"{current.elapsed_s:.0f} s"
+        stage = f"{'warming up' if current.stage == 'warmup' else 'measuring'}, {current.elapsed_s:.0f} s"
         rate = f"{current.output_tokens_per_s:,.1f}"
-        table.add_row(str(current.concurrency), rate, stage, "", "", "", share, "")
+        table.add_row(str(current.concurrency), rate, stage, "", "", "", share)
     return table
