@@ -30,7 +30,7 @@ from servetune.tuner.confirm import Candidate, next_launch
 from servetune.tuner.judge import outcome_of
 from servetune.tuner.knowledge import Knowledge, Tests
 from servetune.tuner.launches import Launches, OnLevel
-from servetune.tuner.progress import Progress, configuration_key
+from servetune.tuner.progress import Progress, asks_to_see_all, configuration_key
 from servetune.tuner.repair import repaired
 from servetune.tuner.telling import context_of, told_of
 
@@ -39,9 +39,6 @@ MakeSampler: TypeAlias = Callable[[int, SearchSpace], BaseSampler]
 
 #: Proposals in a row that promise too little before the search ends; the last of them is not launched.
 IDLE_PROPOSALS = 5
-#: Asks in a row that cost nothing (rejected, or seen before) before the space counts as exhausted.
-FREE_ASKS = 300
-NOTHING_NEW = f"the last {FREE_ASKS} proposals were rejected or known: the space has nothing new"
 #: Origins of trials that somebody asked for: nothing postpones them.
 WANTED = ("baseline", "hint:", "again:")
 
@@ -93,10 +90,11 @@ class Tuner:
         self._knowledge.resume([t.user_attrs.get("blocked", ()) for t in self._study.get_trials(deepcopy=False)])
         self._recover()
         self._enqueue_start()
-        free_asks = 0
+        free_asks, most = 0, asks_to_see_all(self._space)
         while (reason := self._progress.over()) is None:
-            empty = free_asks >= FREE_ASKS
-            reason = self._exhausted() or (NOTHING_NEW if empty else None)
+            empty = free_asks >= most
+            nothing_new = f"the last {most} proposals were rejected or known: the space has nothing new"
+            reason = self._exhausted() or (nothing_new if empty else None)
             if reason is not None and not self._knowledge.last_resort(empty):
                 break
             free_asks = 0 if empty else free_asks

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 
-from servetune.core.space import Assignment, Choice
+from servetune.core.space import Assignment, Choice, SearchSpace
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, TrialRecord, TrialState
+from servetune.search._grid import Grid
 from servetune.storage import Store
 
 #: States of a trial that says something about its configuration.
 TELLING = (TrialState.COMPLETE, TrialState.PRUNED)
+#: Asks in a row that cost nothing (rejected, or seen before) before a large space counts as exhausted.
+FREE_ASKS = 300
 
 
 class Progress:
@@ -92,3 +96,12 @@ def searched(record: TrialRecord) -> bool:
 def configuration_key(assignment: Mapping[str, Choice]) -> str:
     """One text for each effective configuration."""
     return json.dumps(dict(assignment), sort_keys=True)
+
+
+def asks_to_see_all(space: SearchSpace) -> int:
+    """So many asks in a row that cost nothing show that the space has nothing new; FREE_ASKS at most.
+
+    N (ln N + 5) uniform draws leave out any of N points with a probability below e^-5 (coupon collector).
+    """
+    points = math.prod(len(axis.values) for axis in Grid(space).axes)
+    return min(FREE_ASKS, math.ceil(points * (math.log(points) + 5)))
