@@ -5,6 +5,7 @@ import pytest
 
 from servetune.cli._virtual_study import virtual_spec
 from servetune.core.engine import EngineChoice
+from servetune.core.errors import ConnectionLostError
 from servetune.core.events import Note
 from servetune.core.space import CategoricalDomain, Parameter, SearchSpace
 from servetune.core.study import Budget, Confirmation, NamedChoice
@@ -29,16 +30,32 @@ SPACE = SearchSpace(
 class TalkingNode(VirtualNode):
     """Servers in virtual time, and a real helper process on this machine."""
 
-    def __init__(self, scenario, here):
+    def __init__(self, scenario, here, lines_until_cut=0):
         super().__init__(scenario)
-        self._here, self.talks = here, []
+        self._here, self.talks, self._until_cut = here, [], lines_until_cut
 
     def facts(self):
         return super().facts().model_copy(update={"simulated": False, "engine_rules": False})
 
     def converse(self, argv, env):
         self.talks.append(self._here.converse(argv, env))
+        if len(self.talks) == 2 and self._until_cut:
+            return CutOff(self.talks[-1], self._until_cut)
         return self.talks[-1]
+
+
+class CutOff:
+    """A conversation whose connection breaks under a line."""
+
+    def __init__(self, talk, lines):
+        self._talk, self._left = talk, lines
+        self.receive, self.close = talk.receive, talk.close
+
+    def send(self, line):
+        self._left -= 1
+        if not self._left:
+            raise ConnectionLostError("the connection broke")
+        self._talk.send(line)
 
 
 class Listener:
@@ -54,7 +71,7 @@ class Listener:
 def study(tmp_path):
     """Runs a study of three page sizes: (trials by page size, warnings, conversations, store)."""
 
-    def ran(trouble=""):
+    def ran(trouble="", lines_until_cut=0):
         python = engine_package.python(tmp_path, trouble)
         scenario = load_scenario(SCENARIO)
         settings = {"sampler": NamedChoice(name="random"), "seed": 0, "node_hours": 24.0}
@@ -68,7 +85,7 @@ def study(tmp_path):
         )
         store = MemoryStore()
         store.create_study(spec, "")
-        node = TalkingNode(scenario, local.create(local.Settings(engine_python=python), tmp_path))
+        node = TalkingNode(scenario, local.create(local.Settings(engine_python=python), tmp_path), lines_until_cut)
         listener = Listener()
         run_study(spec, store, listener, StopRequest(), probe=probe, open_node=lambda _: node)
         trials = {}
@@ -100,6 +117,14 @@ def test_what_the_engine_refuses_is_never_launched_and_its_word_is_kept(study):
     assert told[48]["message"] == "page_size 48 is good for nothing"
     assert told[48]["stage"] == "check"
     assert told[16]["resolved"]["page_size"] == 16
+
+
+def test_a_connection_that_breaks_under_a_question_is_followed_by_the_same_question(study):
+    """Line 1 is the program, 2 the GPUs, 3 the baseline: the fourth is the first trial's."""
+    trials, warnings, talks, _ = study(lines_until_cut=4)
+    assert trials[48].state is TrialState.REJECTED
+    assert warnings == []
+    assert len(talks) == 3
 
 
 @pytest.mark.parametrize(

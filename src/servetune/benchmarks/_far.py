@@ -3,7 +3,7 @@
 In: one JSON line a request `{name, settings, files, method, base_url, level, headers, time_scale}`; while it is served
 `go` (whoever asked lives) or `stop`. Out: `{"ready": versions}` once, then lines of `{"progress": …}` and one
 `{"result": …}` or `{"error": …}` a request. The end of the input ends it, and so does silence: a broken connection
-must not leave a load behind.
+must not leave a load behind, nor the machine of a tuner that died a program that waits for it for hours.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from servetune.core.clock import WallClock
 from servetune.core.errors import ServetuneError
 
 SILENCE_S = 60.0  # without a word from whoever asked
+IDLE_S = 900.0  # between two requests; whoever has another one then starts it anew
 
 
 class Ears:
@@ -37,6 +38,13 @@ class Ears:
         self.stop = False
         self._heard_s = time.monotonic()
         threading.Thread(target=self._listen, name="ears", daemon=True).start()
+
+    def request(self) -> str | None:
+        """The next one; None at the end of the input, or when none comes for long."""
+        try:
+            return self.requests.get(timeout=float(os.environ.get("SERVETUNE_HEARD_WITHIN_S", IDLE_S)))
+        except queue.Empty:
+            return None
 
     @property
     def gone(self) -> bool:
@@ -61,11 +69,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ears = Ears()
     say({"ready": {"python": platform.python_version(), "cpu_count": os.cpu_count()}})
-    while (line := ears.requests.get()) is not None:
+    while (line := ears.request()) is not None:
         try:
             say({"result": serve(json.loads(line), ears)})
         except ServetuneError as error:
             say({"error": str(error)})
+    os._exit(0)  # an orderly end would wait for who listens
 
 
 def serve(request: Mapping[str, Any], ears: Ears) -> Any:

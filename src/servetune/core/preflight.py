@@ -13,7 +13,10 @@ from servetune.core.space import Assignment, Frozen
 
 
 class Helper(Protocol):
-    """A helper process on a node: one line in, one line out. It ends by itself when it is let go of."""
+    """A helper process on a node: one line in, one line out; empty lines say nothing. It ends when it is let go of.
+
+    Where the variable SERVETUNE_HEARD_WITHIN_S is set, it also ends when it has heard no line for so long.
+    """
 
     def send(self, line: str) -> None:
         """Say one line. Raises ProgramEndedError, ConnectionLostError."""

@@ -168,7 +168,7 @@ def under(activate: str, command: str) -> str:
     """`command` after the activation line; status 120 when that fails. In a shell of its own, whose end is not ours."""
     if not activate:
         return command
-    text = f"{{ {activate}\n}} >/dev/null || exit 120\n{command}"
+    text = f"{{ {activate}\n}} </dev/null >/dev/null || exit 120\n{command}"
     return f"{BASH} -c {shlex.quote(text)}"
 
 

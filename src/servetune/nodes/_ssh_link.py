@@ -89,10 +89,10 @@ class Link:
             )
         return None if done.code in (126, 127) else Command(done.code, done.text)
 
-    def channel(self, command: str) -> paramiko.Channel:
+    def channel(self, command: str, first_line: str) -> paramiko.Channel:
         """A new session that runs `command`, for a conversation; whoever takes it sees it break with the connection.
 
-        The command may be run twice, the first time with an input that ends at once. Raises as `run`.
+        The command may be run twice, the first time with an input that ends. Raises as `run`.
         """
 
         def opened() -> paramiko.Channel:
@@ -100,6 +100,8 @@ class Link:
             with ExitStack() as undo:
                 undo.callback(close_channel, made)
                 made.exec_command(command)
+                made.settimeout(CONNECT_S)
+                made.sendall(f"{first_line}\n".encode())
                 undo.pop_all()
             return made
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from servetune.core.engine import Engine, Violation
-from servetune.core.errors import NodeUnreachableError, ProgramEndedError
+from servetune.core.errors import ConnectionLostError, NodeUnreachableError, ProgramEndedError
 from servetune.core.events import Listener, Note
 from servetune.core.node import Node, NodeFacts
 from servetune.core.preflight import OffersConversation, OffersPreflight, Preflight, PreflightVerdict
@@ -18,6 +18,8 @@ from servetune.core.trial import Outcome, TrialRecord, TrialState
 
 #: So many questions in a row without a judgement: it is not the configurations, it is the node.
 UNDECIDED = 3
+#: Of one question: when the connection breaks under it, it is asked again of checks that are started anew.
+ASKED = 3
 
 
 class NodeChecks:
@@ -38,12 +40,11 @@ class NodeChecks:
         if self._over:
             return None
         try:
-            if self._preflight is None and not self._start():
-                return None
-            assert self._preflight is not None
-            verdict = self._preflight.ask(assignment)
+            verdict = self._asked(assignment)
         except (ProgramEndedError, NodeUnreachableError) as error:
             self._give_up(str(error))
+            return None
+        if verdict is None:
             return None
         if verdict.decided:
             self._undecided = 0
@@ -52,6 +53,22 @@ class NodeChecks:
         if self._undecided >= UNDECIDED:
             self._give_up(f"{UNDECIDED} in a row could not be judged, the last one by {_said(verdict)}")
         return None
+
+    def _asked(self, assignment: Assignment) -> PreflightVerdict | None:
+        for _ in range(ASKED - 1):
+            try:
+                return self._asked_once(assignment)
+            except ConnectionLostError:
+                if self._preflight is not None:
+                    self._preflight.close()
+                    self._preflight = None
+        return self._asked_once(assignment)
+
+    def _asked_once(self, assignment: Assignment) -> PreflightVerdict | None:
+        if self._preflight is None and not self._start():
+            return None
+        assert self._preflight is not None
+        return self._preflight.ask(assignment)
 
     def violation(self, assignment: Assignment, verdict: PreflightVerdict) -> Violation:
         """A refusal as a violation of layer `preflight`."""

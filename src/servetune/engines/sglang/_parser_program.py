@@ -21,7 +21,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,9 @@ def _kind(name: str, action: argparse.Action) -> str:
 _ANSWERS = {"installation": installation, "source": source, "parser": parser}
 
 
-def main() -> None:
-    """Answer until the input ends. What the engine prints goes to standard error, never between the answers."""
+def main(heard: Iterator[bytes]) -> None:
+    """Answer every line heard. What the engine prints goes to standard error, never between the answers."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for line in sys.stdin:
+    for line in heard:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)

@@ -254,14 +254,12 @@ def _ready(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"ready": True, "version": version(), "seconds": round(time.monotonic() - begin_s, 1)}
 
 
-def main() -> None:
-    """Answer until the input ends. What the engine prints goes to standard error, never between the answers."""
+def main(heard: Iterator[bytes]) -> None:
+    """Answer every line heard. What the engine prints goes to standard error, never between the answers."""
     answers: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    lines = sys.stdin.buffer
-    for told in _ready(json.loads(lines.readline())):
+    for told in _ready(json.loads(next(heard))):
         print(json.dumps(told), file=answers, flush=True)
-    for line in lines:
-        if line.strip():
-            asked = json.loads(line)
-            print(json.dumps(in_fork(asked["argv"], asked.get("env") or {})), file=answers, flush=True)
+    for line in heard:
+        asked = json.loads(line)
+        print(json.dumps(in_fork(asked["argv"], asked.get("env") or {})), file=answers, flush=True)

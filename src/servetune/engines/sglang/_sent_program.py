@@ -11,16 +11,26 @@ from typing import Any
 from servetune.core.errors import ProgramEndedError
 from servetune.core.preflight import Helper
 
-#: Makes modules of the first line of its input, under their own names, and runs the last one's `main`.
+#: Makes modules of the first line of its input, under their own names, and runs the last one's `main`, which reads the
+#: other lines as `heard`: each of them puts off the end that SERVETUNE_HEARD_WITHIN_S sets to silence.
 _BOOTSTRAP = (
-    "import json, sys, types\n"
-    "for name, text in json.loads(sys.stdin.buffer.readline()).items():\n"
+    "import json, os, signal, sys, types\n"
+    "def heard(within_s=float(os.environ.pop('SERVETUNE_HEARD_WITHIN_S', 0))):\n"
+    "    while True:\n"
+    "        signal.setitimer(signal.ITIMER_REAL, within_s)\n"
+    "        line = sys.stdin.buffer.readline()\n"
+    "        if not line:\n"
+    "            return\n"
+    "        if line.strip():\n"
+    "            yield line\n"
+    "heard = heard()\n"
+    "for name, text in json.loads(next(heard)).items():\n"
     "    module = sys.modules[name] = types.ModuleType(name)\n"
     "    module.__path__ = []\n"
     "    owner, _, last = name.rpartition('.')\n"
     "    exec(compile(text, name, 'exec'), module.__dict__)\n"
     "    owner and setattr(sys.modules[owner], last, module)\n"
-    "sys.modules[name].main()\n"
+    "sys.modules[name].main(heard)\n"
 )
 
 
