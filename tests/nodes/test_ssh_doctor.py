@@ -118,7 +118,9 @@ def test_too_few_gpus(examine):
 def test_a_driver_that_fails(examine, shared):
     failing = shared.answers / "fail"
     failing.write_text("9 Failed to initialize NVML: Driver/library version mismatch")
-    seen(examine("gpus")["gpus"], "error", "Driver/library version mismatch", "mend the driver")
+    seen(examine("gpus")["gpus"], "error", "Driver/library version mismatch", "reboot the node")
+    failing.write_text("15 Unable to determine the device handle for GPU0000:01:00.0: Unknown Error")
+    seen(examine("gpus")["gpus"], "error", "Unable to determine", "mend the driver")
     failing.unlink()
     assert examine("gpus")["gpus"].state == "ok"
 
@@ -126,7 +128,7 @@ def test_a_driver_that_fails(examine, shared):
 def test_somebody_on_the_gpus(examine, shared):
     apps = shared.answers / "apps"
     shutil.copy(TESTS / "recordings" / "nvidia-smi" / "h200-x2.apps.txt", apps)
-    seen(examine("gpu users")["gpu users"], "error", r"pid 570 \(python3, 61958 MiB", r"node\.gpus")
+    seen(examine("gpu users")["gpu users"], "error", r"pid 570 \(python3, 61958 MiB", r"`kill 570` on the node")
     assert examine("gpu users", gpus=[1], purpose={"gpus_needed": 1})["gpu users"].state == "ok"
     apps.write_text("")
     query = (shared.answers / "query").read_text()
@@ -288,7 +290,12 @@ def test_a_python_that_cannot_run_the_load_generator(examine, tmp_path):
     python.write_text("#!/bin/sh\necho 'No module named numpy'; exit 1\n")
     python.chmod(0o755)
     row = examine("load generator", python=str(python))["load generator"]
-    seen(row, "warning", "cannot run it: No module named numpy", r"numpy, pydantic, httpx and uvloop as node\.python")
+    seen(
+        row,
+        "warning",
+        "cannot run it: No module named numpy",
+        r"pip install numpy pydantic httpx uvloop`.*node\.python",
+    )
     assert examine("load generator", python=sys.executable)["load generator"].state == "ok"
 
 

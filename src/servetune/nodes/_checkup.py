@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from servetune.core.doctor import Finding, Purpose
@@ -13,6 +13,7 @@ from servetune.core.errors import NodeError, SpecError
 from servetune.nodes import _nvidia
 from servetune.nodes._far_gpus import gpu_processes
 from servetune.nodes._gpus import Ask, gpus
+from servetune.nodes._installing import installing
 from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._shell import under
 
@@ -23,6 +24,11 @@ _SHM_LEAST, _SHM_GOOD = GIB, 8 * GIB
 _SHM_ALONE = GIB // 32  # one GPU, or none: a container's default of 64 MiB serves
 _DISK_LEAST, _DISK_GOOD = GIB // 4, 2 * GIB
 _USED_MUCH = GIB
+_BAD_DRIVER = "mend the driver (see dmesg)"
+_STALE_DRIVER = "reboot the node: its driver was updated while the old one's kernel module is loaded"
+LOAD_PACKAGES = ("numpy", "pydantic", "httpx", "uvloop")
+REHEARSAL_PACKAGES = ("PyYAML", "httptools")
+_NEEDS_PYTHON = "a Python 3.11 or newer with these packages is needed"
 #: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
 FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
 
@@ -47,8 +53,10 @@ class Checkup:
         _, text = self.run("\n".join(f"command -v {tool} >/dev/null || echo {tool}" for tool in TOOLS))
         if missing := text.split():
             return _error(
-                "tools", f"missing: {', '.join(missing)}", "install coreutils, util-linux and grep on the node"
-            )
+                "tools", f"missing: {', '.join(missing)}",
+                "install coreutils, util-linux and grep on the node (Debian: `apt-get install -y coreutils util-linux "
+                "grep libc-bin` as root)",
+            )  # fmt: skip
         return Finding(row="tools", state="ok", found="coreutils, util-linux")
 
     def engine(self) -> Finding:
@@ -65,7 +73,7 @@ class Checkup:
         if version is None:
             return _error(
                 "engine", f"Python {python} without {self.package}",
-                f"install it (`{self.python} -m pip install {self.package}`), or name another engine.python",
+                installing(self.run, self.activate, self.python, [self.package], "engine.python"),
             )  # fmt: skip
         return Finding(row="engine", state="ok", found=f"{self.package} {version}, Python {python}")
 
@@ -75,7 +83,7 @@ class Checkup:
             found = gpus(self.ask, self.visible)
         except (NodeError, SpecError) as error:
             what, _, remedy = str(error).partition("; ")
-            yield _error("gpus", what, remedy or "mend the driver (see dmesg)")
+            yield _error("gpus", what, _STALE_DRIVER if "version mismatch" in what else remedy or _BAD_DRIVER)
             return
         if not found and not purpose.gpus_needed:
             yield Finding(row="gpus", state="ok", found="none, and none needed")
@@ -97,7 +105,7 @@ class Checkup:
         if found and purpose.gpus_needed:
             yield self._driver(found[0].driver_version)
             yield self._interconnect([gpu.index for gpu in found])
-            yield self._users(found)
+            yield self._users(found, purpose.gpus_needed)
 
     def _driver(self, version: str | None) -> Finding:
         banner = self.ask(["nvidia-smi"])
@@ -117,27 +125,31 @@ class Checkup:
             )  # fmt: skip
         return Finding(row="interconnect", state="ok", found=found)
 
-    def _users(self, found: tuple[_nvidia.Gpu, ...]) -> Finding:
+    def _users(self, found: tuple[_nvidia.Gpu, ...], needed: int) -> Finding:
         if there := gpu_processes(self.ask, self.visible):
+            pids = " ".join(dict.fromkeys(str(process.pid) for process in there))
             return _error(
                 "gpu users",
                 "; ".join(map(str, there)),
-                "wait for these processes or end them, or choose other node.gpus",
+                f"wait for these processes, or end them: `kill {pids}` on the node (of a container: on its host)"
+                + _others(found, {process.uuid for process in there}, needed),
             )
         used = {gpu.index: gpu.used_bytes or 0 for gpu in found if (gpu.used_bytes or 0) > _USED_MUCH}
         if used:
             shown = ", ".join(f"GPU {index}: {size / GIB:.1f} GiB" for index, size in used.items())
+            reset = f"nvidia-smi --gpu-reset -i {','.join(map(str, used))}"
             return _error(
                 "gpu users", f"memory in use by no process that is shown: {shown}",
-                "somebody outside of this container holds it, or the driver does: see `nvidia-smi` on the host, or "
-                "reset the GPU",
+                "somebody outside of this container holds it: see `nvidia-smi` on the host and end that process there; "
+                f"or the driver does: reset the GPU with `{reset}` as root"
+                + _others(found, {gpu.uuid for gpu in found if gpu.index in used}, needed),
             )  # fmt: skip
         return Finding(row="gpu users", state="ok", found="memory free, no process")
 
     def shared_memory(self, purpose: Purpose) -> Finding:
         """Size of /dev/shm: the processes of a server of several GPUs talk through it."""
         size, free = self._space(_SHM)
-        remedy = "`mount -o remount,size=32G /dev/shm`, or give the container --shm-size 32g or --ipc host"
+        remedy = "`mount -o remount,size=32G /dev/shm` as root, or give the container --shm-size 32g or --ipc host"
         found = f"{free / GIB:.1f} of {size / GIB:.1f} GiB free"
         if purpose.gpus_needed <= 1:
             state = "ok" if free >= _SHM_ALONE else "warning"
@@ -187,8 +199,21 @@ class Checkup:
         return (int(words[1]), int(words[3])) if len(words) >= 4 and words[1].isdigit() else (0, 0)
 
 
-def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
-    """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints."""
+def rehearsal(run: Callable[[], str], scenario: str, install: Callable[[Sequence[str]], str]) -> Finding:
+    """Whether the node can run the simulated server. `run`: what it prints about its scenario."""
+    try:
+        json.loads(run().strip().splitlines()[-1])
+    except (NodeError, ValueError, IndexError) as error:
+        remedy = install((*LOAD_PACKAGES, *REHEARSAL_PACKAGES))
+        return _error("engine", f"the simulated server cannot be run: {error}", f"{_NEEDS_PYTHON}: {remedy}")
+    return Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {scenario}")
+
+
+def load_generator(run: Callable[[], str], purpose: Purpose, install: Callable[[Sequence[str]], str]) -> Finding:
+    """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints.
+
+    `install`: what to type to have packages there.
+    """
     try:
         told = json.loads(run().strip().splitlines()[-1])
         reached = float(told["tokens_per_s"]) if purpose.thorough else None
@@ -197,7 +222,7 @@ def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
             row="load generator",
             state="warning",
             found=f"the node's Python cannot run it: {error}",
-            remedy="name a Python 3.11 with numpy, pydantic, httpx and uvloop as node.python; else a tunnel is used",
+            remedy=f"{_NEEDS_PYTHON}: {install(LOAD_PACKAGES)}; else a tunnel is used",
         )
     if reached is None:
         return Finding(row="load generator", state="ok", found="runs on the node")
@@ -211,6 +236,12 @@ def load_generator(run: Callable[[], str], purpose: Purpose) -> Finding:
         found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
         remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
     )
+
+
+def _others(found: Sequence[_nvidia.Gpu], taken: Collection[str], needed: int) -> str:
+    """The end of a remedy: GPUs that would do as well."""
+    free = [gpu.index for gpu in found if gpu.uuid not in taken]
+    return f"; or take others: `gpus: {free}` under node:" if free and len(free) >= needed else ""
 
 
 def spell_out(path: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from servetune.core.doctor import Finding, Purpose
 from servetune.core.errors import NodeError, ProgramEndedError
 from servetune.nodes._checkup import Checkup, load_generator
 from servetune.nodes._gpus import Command
+from servetune.nodes._installing import installing
 from servetune.nodes._ports import free_port
 
 _CAPACITY = (sys.executable, "-m", "servetune.benchmarks._capacity")
@@ -41,7 +43,12 @@ def rows(checkup: Checkup, purpose: Purpose, here: Here) -> Iterator[Finding]:
     yield checkup.model(purpose)
     yield _ports()
     if purpose.thorough:
-        yield load_generator(lambda: _capacity(here, purpose.concurrency), purpose)
+        run = partial(script, here)
+        yield load_generator(
+            lambda: _capacity(here, purpose.concurrency),
+            purpose,
+            lambda packages: installing(run, "", sys.executable, packages, "node.python"),
+        )
 
 
 def _ports() -> Finding:

@@ -56,9 +56,9 @@ def authenticate(transport: paramiko.Transport, target: Target, secrets: Secrets
         files = ", ".join(str(file) for file in target.identity_files)
         why = f"there is no key to offer (none of {files}, and {_of_agent(target)})"
     else:
-        why = f"{tried.refusal}; offered: {', '.join(tried.names)}"
+        why = f"{tried.refusal} offered: {', '.join(tried.names)}"
         missing = [str(file) for file in target.named_files if not file.exists()]
-        why += f"; there is no {', '.join(missing)}" if missing else ""
+        why += f", and there is no {', '.join(missing)}" if missing else ""
     raise NotLetIn(why, _takes_passwords(transport, target.user))
 
 

@@ -23,6 +23,7 @@ from servetune.core.errors import SpecError
 ALIVE_INTERVAL_S = 15.0
 ALIVE_COUNT = 3
 _KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
+_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _HEADER = re.compile(r"\s*(host|match)[\s=]", re.IGNORECASE)
 _INCLUDE = re.compile(r"\s*include[\s=]+(.*)", re.IGNORECASE)
 _DEEPEST = 16  # Includes within Includes, as in OpenSSH
@@ -141,9 +142,12 @@ def _agent(word: str) -> Path | None:
 
 
 def _known_hosts(given: str | None, found: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The first is where an unknown key may be accepted: never the bin that people name to have no such file."""
     if given:
         return (Path(given).expanduser(),)
-    names = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+    names = found.get("userknownhostsfile", _KNOWN_HOSTS).split()
+    if set(names) <= {"none", "/dev/null"}:
+        names = _KNOWN_HOSTS.split()
     return (*(Path(name).expanduser() for name in names), Path("/etc/ssh/ssh_known_hosts"))
 
 

@@ -32,8 +32,14 @@ def connection(link: Link, place: Callable[[], object]) -> Finding:
 def clock(link: Link) -> Finding:
     """Difference of the clocks: times in the node's log are compared with those of the study."""
     before_s = time.time()
-    there_s = float(link.run("date +%s.%N").text)
+    said = link.run("date +%s.%N").text.strip()
     after_s = time.time()
+    try:
+        there_s = float(said)
+    except ValueError:
+        return Finding(
+            row="clock", state="warning", found=f"`date +%s.%N` says {said[-100:]!r}", remedy="install coreutils there"
+        )
     off_s = there_s - (before_s + after_s) / 2
     if abs(off_s) <= CLOCK_S + (after_s - before_s):
         return Finding(row="clock", state="ok", found=f"{off_s:+.1f} s")
@@ -41,7 +47,8 @@ def clock(link: Link) -> Finding:
         row="clock",
         state="warning",
         found=f"the node's clock is {off_s:+.0f} s off this machine's",
-        remedy="set it (`timedatectl set-ntp true`); times in its logs are off by as much",
+        remedy="on the machine whose clock is wrong (a container's host): `timedatectl set-ntp true` as root; until "
+        "then times in the node's logs are off by as much",
     )
 
 
@@ -56,7 +63,12 @@ def ports(link: Link) -> Finding:
 
 def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
     """Whether another tuner uses these GPUs now."""
-    others = {name: owner for name, owner in files.owners() if name in names and owner.get("study") != study}
+    try:
+        owners = files.owners()
+    except NodeError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Finding(row="lease", state="error", found=what, remedy=remedy)
+    others = {name: owner for name, owner in owners if name in names and owner.get("study") != study}
     if not others:
         return Finding(row="lease", state="ok", found=f"free: {', '.join(names)}")
     shown = ", ".join(
@@ -67,7 +79,9 @@ def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
     )
 
 
-def rows(checkup: Checkup, purpose: Purpose, rehearsed: str | None, of_link: Iterator[Finding]) -> Iterator[Finding]:
+def rows(
+    checkup: Checkup, purpose: Purpose, rehearsed: Callable[[], Finding] | None, of_link: Iterator[Finding]
+) -> Iterator[Finding]:
     """Everything after the connection; what a rehearsal does not need is passed over."""
     yield checkup.tools()
     if rehearsed is None:
@@ -75,7 +89,7 @@ def rows(checkup: Checkup, purpose: Purpose, rehearsed: str | None, of_link: Ite
         yield from checkup.of_gpus(purpose)
         yield checkup.shared_memory(purpose)
     else:
-        yield Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {rehearsed}")
+        yield rehearsed()
     yield checkup.disk()
     if rehearsed is None:
         yield checkup.model(purpose)

@@ -71,8 +71,19 @@ def verify(known: Sequence[KnownKey], key_type: str, blob: bytes, place: str, fi
     raise HostKeyError(
         f"the host key of {place} is unknown{hint}: {shown}. Compare it with what "
         f"`ssh-keygen -lf /etc/ssh/ssh_host_{_short(key_type)}_key.pub` prints on the node; if they are the same, "
-        f"accept it with: echo {shlex.quote(line)} >> {shlex.quote(str(file))}"
+        f"accept it with: {_accepting(line, file)}"
     )
+
+
+def _accepting(line: str, file: Path) -> str:
+    """The command that adds a line, whatever the file is like now."""
+    at = shlex.quote(str(file))
+    made = "" if file.parent.is_dir() else f"mkdir -p -m 700 {shlex.quote(str(file.parent))} && "
+    try:
+        whole = file.read_bytes()[-1:] in (b"", b"\n")
+    except OSError:
+        whole = True
+    return f"{made}echo {shlex.quote(line)} >> {at}" if whole else f"printf '\\n%s\\n' {shlex.quote(line)} >> {at}"
 
 
 def fingerprint(blob: bytes) -> str:

@@ -51,10 +51,7 @@ class LeaseFiles:
                 return None
             held = _held(words[-1] if words else "")
             if held is None:
-                raise NodeUnusableError(
-                    f"no lease can be written in {self.folder} on {self._link.target.host}: {done.text.strip()[-300:]}"
-                    f"; its owner mends that with `chmod 0777 {self.folder}`, or name another node.lease_dir"
-                )
+                raise self._unwritable(done.text)
             name, other, age_s = held
             if other.get("token", "") in dead or not _dead(other):
                 return name, other, age_s
@@ -71,10 +68,21 @@ class LeaseFiles:
         self._link.run(self._text(_GIVE_BACK, names, owner, ()), patience_s=patience_s)
 
     def owners(self) -> list[tuple[str, dict[str, str]]]:
-        """Names of leases that are not over, and whose they are. Changes nothing."""
+        """Names of leases that are not over, and whose they are. Changes nothing.
+
+        Raises NodeUnusableError where no lease could be taken.
+        """
         done = self._link.run(self._text(_LIST, (), {}, ()))
+        if done.code != 0:
+            raise self._unwritable(done.text)
         found = [_held(line) for line in done.text.splitlines()]
         return [held[:2] for held in found if held is not None and held[2] <= TTL_S and not _dead(held[1])]
+
+    def _unwritable(self, said: str) -> NodeUnusableError:
+        return NodeUnusableError(
+            f"no lease can be written in {self.folder} on {self._link.target.host}: {said.strip()[-300:]}; its owner "
+            f"mends that with `chmod 0777 {shlex.quote(self.folder)}`, or name another node.lease_dir"
+        )
 
     def _text(self, script: str, names: Sequence[str], owner: Mapping[str, str], dead: Sequence[str]) -> str:
         values = {
@@ -124,6 +132,7 @@ _GIVE_BACK = """
 for N in $NAMES; do look $N && mine && rm -f "$D/$N.json"; done; true
 """
 _LIST = """
+[ -w "$D" ] || { echo "it is read-only for $(id -un)"; exit 1; }
 for F in "$D"/*.json; do [ -f "$F" ] || continue; N=${F##*/}; N=${N%.json}; look $N && echo "held $N $AGE $LINE_THERE"
 done; true
 """

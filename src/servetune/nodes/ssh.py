@@ -15,18 +15,19 @@ from typing import Any
 
 from servetune.core.clock import WallClock
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
+from servetune.core.errors import ProgramEndedError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
-from servetune.nodes._checkup import Checkup, load_generator
+from servetune.nodes._checkup import Checkup, load_generator, rehearsal
 from servetune.nodes._ending import end, reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
 from servetune.nodes._gpus import MemoryGuard, gpu_facts, gpus
+from servetune.nodes._installing import installing
 from servetune.nodes._launch import writing
 from servetune.nodes._marks import Mark
-from servetune.nodes._rehearsal import rehearsed_facts, scenario_file, simulated_argv
+from servetune.nodes._rehearsal import Rehearsal, rehearsed_facts, scenario_file, simulated_argv
 from servetune.nodes._server import Guard
 from servetune.nodes._shell import Detached, Started, read_started
 from servetune.nodes._ssh_archive import archive
@@ -37,6 +38,7 @@ from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import HELPERS, FarProgram, helper
 from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
+from servetune.nodes._ssh_refusal import refusal
 from servetune.nodes._ssh_server import FarServer, LogCopy, write_far_state
 from servetune.nodes._ssh_settings import Settings, near_path, secret_of
 from servetune.nodes._starter import is_far, lives, this_tuner, tuner_of
@@ -222,17 +224,24 @@ class SshNode:
             activate=settings.activate,
             workdir=self._at_home(settings.workdir),
         )
-        rehearsed = settings.rehearse.scenario if settings.rehearse else None
-        yield from doctor.rows(checkup, purpose, rehearsed, self._rows_of_the_link(purpose))
+        install = partial(installing, checkup.run, settings.activate, self._python(), key="node.python")
+        rehearsed = partial(self._rehearsable, install) if settings.rehearse else None
+        yield from doctor.rows(checkup, purpose, rehearsed, self._rows_of_the_link(purpose, install))
 
-    def _rows_of_the_link(self, purpose: Purpose) -> Iterator[Finding]:
+    def _rehearsable(self, install: Callable[[Sequence[str]], str]) -> Finding:
+        assert self._settings.rehearse is not None
+        words = ["servetune.simulation.server", "--scenario", self._scenario(self._settings.rehearse), "--facts"]
+        return rehearsal(lambda: self._ran(words), self._settings.rehearse.scenario, install)
+
+    def _rows_of_the_link(self, purpose: Purpose, install: Callable[[Sequence[str]], str]) -> Iterator[Finding]:
         yield doctor.ports(self.link)
         yield doctor.clock(self.link)
         yield doctor.lease(self._leases, self._lease_names(), purpose.study)
-        yield load_generator(lambda: self._capacity(purpose), purpose)
-
-    def _capacity(self, purpose: Purpose) -> str:
         module = [_CAPACITY_MODULE, str(purpose.concurrency)] if purpose.thorough else [_LOAD_MODULE]
+        yield load_generator(lambda: self._ran(module), purpose, install)
+
+    def _ran(self, module: Sequence[str]) -> str:
+        """What a module of ours prints there. Raises ProgramEndedError, NodeUnusableError."""
         words = shlex.join([self._python(), self._push(archive(), ".pyz"), *module])
         done = self.link.run(_shell.under(self._settings.activate, f"timeout 80 {words} </dev/null"))
         if done.code != 0:
@@ -276,25 +285,7 @@ class SshNode:
                 break
             else:  # it may come yet
                 end(FarMachine(self.link), partial(_same_launch, mark), 0.0)
-        raise self._refusal(launch, said)
-
-    def _refusal(self, launch: Detached, said: str) -> ServetuneError:
-        program, host = launch.argv[0], self.link.target.host
-        advice = (
-            "give an absolute path, or a name on PATH there (see node.activate), as engine.python in the study file"
-        )
-        if said == "missing":
-            return SpecError(f"program {program!r} does not exist on {host}; {advice}")
-        if said == "plain":
-            return SpecError(f"program {program!r} is not executable on {host}; {advice}")
-        if said == "activate":
-            return SpecError(f"node.activate fails on {host}: {self._settings.activate!r}; try it there in a shell")
-        if said == "cwd":
-            return SpecError(f"node.cwd: there is no directory {launch.cwd} on {host}")
-        return NodeUnusableError(
-            f"nothing can be started in {launch.folder} on {host}: {said[-300:]}; free space there, correct its owner, "
-            "or name another node.workdir"
-        )
+        raise refusal(launch, said, self.link.target.host)
 
     def _check_relative(self, program: str) -> None:
         if "/" in program and not program.startswith("/") and self._settings.cwd is None:
@@ -305,13 +296,16 @@ class SshNode:
 
     def _played(self, spec: LaunchSpec, log_dir: str) -> LaunchSpec:
         """The spec, or the simulated server that a rehearsal starts in its place."""
-        rehearsal = self._settings.rehearse
-        if rehearsal is None:
+        rehearse = self._settings.rehearse
+        if rehearse is None:
             return spec
-        file = scenario_file(rehearsal, self._base_dir)
-        scenario = rehearsal.scenario if file is None else self._push(file.read_bytes(), ".yaml")
-        program = (self._python(), self._push(archive(), ".pyz"), *simulated_argv(rehearsal, scenario, log_dir))
+        simulated = simulated_argv(rehearse, self._scenario(rehearse), log_dir)
+        program = (self._python(), self._push(archive(), ".pyz"), *simulated)
         return spec.model_copy(update={"argv": (*program, *spec.argv)})
+
+    def _scenario(self, rehearse: Rehearsal) -> str:
+        file = scenario_file(rehearse, self._base_dir)
+        return rehearse.scenario if file is None else self._push(file.read_bytes(), ".yaml")
 
     def _log_filter(self, secrets: Mapping[str, str]) -> Sequence[str]:
         if not secrets:
