@@ -12,9 +12,11 @@ import engine_package
 import pytest
 from click.testing import CliRunner
 from nodes.sshd import Sshd, needs_sshd
+from rich.console import Console
 
 from servetune.cli import cli
-from servetune.cli._examination import purpose_of
+from servetune.cli._examination import purpose_of, show
+from servetune.core.doctor import Finding
 from servetune.core.errors import UsageError
 from servetune.settings import load_study
 from servetune.storage import StudyStore
@@ -128,3 +130,14 @@ def test_a_simulated_node_is_not_examined_and_needs_nothing(line, tmp_path):
 def test_how_many_gpus_a_study_needs(tmp_path, fixed, baseline, needed):
     file = write(tmp_path, "counted", fixed=fixed, baseline=baseline)
     assert purpose_of(load_study(file)).gpus_needed == needed
+
+
+def test_commands_of_remedies_are_on_lines_of_their_own_whole(capsys):
+    """What a column of the table has broken cannot be typed."""
+    command = f"echo '[10.0.0.1]:2222 ssh-ed25519 {'A' * 68}' >> /home/somebody/.ssh/known_hosts"
+    remedy = f"compare it; accept it with: `{command}`, or write `gpus: [1, 2]` under node: (not `~`)"
+    finding = Finding(row="connection", state="error", found="host key refused", remedy=remedy)
+    show([finding, finding.model_copy(update={"row": "again"})], Console(width=60))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines.count(command) == 1
+    assert lines[-1] == command

@@ -77,16 +77,18 @@ def test_a_healthy_node(examine):
 
 
 def test_how_fast_the_load_generator_is(examine):
-    finding = examine("load generator", purpose={"thorough": True, "concurrency": 4})["load generator"]
-    assert re.search(r"reads [\d,]+ tokens/s at concurrency 4", finding.found)
+    finding = examine("load generator", purpose={"thorough": True, "concurrency": 4, "load_processes": 2})[
+        "load generator"
+    ]
+    assert re.search(r"reads [\d,]+ tokens/s at concurrency 4 with 2 processes", finding.found)
 
 
 def test_a_host_key_that_is_not_known(examine, shared):
     shared.known_hosts.write_text("")
     rows = examine()
     assert list(rows) == ["connection"]
-    seen(rows["connection"], "error", "host key refused", "SHA256:.*accept it with: echo")
-    subprocess.run(["sh", "-c", rows["connection"].remedy.partition("accept it with: ")[2]], check=True)
+    seen(rows["connection"], "error", "host key refused", "SHA256:.*accept it with: `echo")
+    subprocess.run(["sh", "-c", re.search("accept it with: `(.*)`", rows["connection"].remedy).group(1)], check=True)
     assert examine("connection")["connection"].state == "ok"
 
 

@@ -49,7 +49,7 @@ def test_an_unknown_host_is_refused_with_its_fingerprint_and_the_command_that_ac
         reached(sshd)
     shown = subprocess.run(["ssh-keygen", "-lf", f"{sshd.host_key}.pub"], capture_output=True, text=True, check=True)
     assert shown.stdout.split()[1] in str(refused.value)
-    command = re.search(r"accept it with: (echo .*)$", str(refused.value)).group(1)
+    command = re.search(r"accept it with: `(echo .*)`$", str(refused.value)).group(1)
     subprocess.run(["sh", "-c", command], check=True)
     assert reached(sshd)
 

@@ -73,14 +73,18 @@ def test_a_conversation_whatever_the_login_shell_is_and_prints(make, sshd, monke
     begun = paramiko.Channel.exec_command
 
     def by_login_shell(channel, command):
-        begun(channel, f"printf 'Welcome!\\nno line break at the end'; exec {shell} -c {shlex.quote(command)}")
+        said = "printf 'Welcome!\\nno line break at the end'; (sleep 0.3; echo late >&2) & echo early >&2"
+        begun(channel, f"{said}; exec {shell} -c {shlex.quote(command)}")
 
     monkeypatch.setattr(paramiko.Channel, "exec_command", by_login_shell)
     text = 'it\'s "so" \\n !!\n$HOME'
     program = "import os, sys\nfor line in sys.stdin: print(os.environ['TOLD'] == sys.argv[1], flush=True)"
     activate = f"read -r NOTHING; . {tmp_path / 'env'}"
     (tmp_path / "env").write_text("echo activated\n")
-    talk = make(activate=activate).converse([sys.executable, "-u", "-c", program, text], {"TOLD": text})
+    node = make(activate=activate)
+    for _ in range(8):
+        assert node.link.run("sleep 0.1; echo told").text == "told\n"
+    talk = node.converse([sys.executable, "-u", "-c", program, text], {"TOLD": text})
     talk.send("x")
     assert talk.receive(20) == ["True"]
     talk.close()

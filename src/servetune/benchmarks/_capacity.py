@@ -1,7 +1,8 @@
 """How fast the load generator can be where it runs: it reads from a server that does nothing but stream.
 
-`python -m servetune.benchmarks._capacity CONCURRENCY` prints `{"tokens_per_s": …, "concurrency": …}`. The stub has a
-process of its own and sends one token an event, so what comes out is a lower bound of what one client can read.
+`python -m servetune.benchmarks._capacity CONCURRENCY [PROCESSES]` prints `{"tokens_per_s": …, "concurrency": …}`. The
+stub has a process of its own and sends one token an event, so what comes out is a lower bound of what one client can
+read.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ EVENTS = 30_000  # in all, at least
 LIMIT_S = 6.0
 
 
-def main(concurrency: int) -> None:
-    """Measure and print."""
+def main(concurrency: int, processes: int | None = None) -> None:
+    """Measure and print. `processes`: as in a study's `load_generator:`."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     stub = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -42,7 +43,7 @@ def main(concurrency: int) -> None:
             warmup=0,
         )
         level = Level(concurrency=concurrency, workload=workload, limit_s=LIMIT_S)
-        demand = LoadSettings().demand(workload)
+        demand = LoadSettings(processes=processes).demand(workload)
         found = measure(f"http://127.0.0.1:{port}", level, WallClock(), lambda progress: True, {}, demand)
     finally:
         stub.kill()
@@ -147,4 +148,4 @@ def _chunk(data: bytes) -> bytes:
 if __name__ == "__main__":
     from servetune.benchmarks import _capacity  # the stub's process has to find it under its name
 
-    _capacity.main(int(sys.argv[1]))
+    _capacity.main(*map(int, sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -17,6 +18,8 @@ from servetune.core.study import StudySpec
 from servetune.tuner.opening import at_node
 from servetune.tuner.session import study_dir
 
+_QUOTED = re.compile("`([^`]+)`")
+_SETTING = re.compile(r"\w+: ")  # a line of a study file, such as `gpus: [1]`
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
@@ -27,6 +30,7 @@ def purpose_of(spec: StudySpec) -> Purpose:
         model=spec.engine.model,
         gpus_needed=_gpus_of({**spec.space.fixed, **spec.baseline}),
         concurrency=max(spec.workload.concurrency),
+        load_processes=spec.load_generator.settings.get("processes"),
         logs=str(study_dir(spec).parent),
     )
 
@@ -66,11 +70,20 @@ def check_before_start(spec: StudySpec, node: Node, forced: Sequence[str], shown
         raise UsageError(f"--force {unknown[0]!r} is no row of the doctor; rows: {known}")
     errors = [finding for finding in findings if finding.state == "error" and finding.row not in forced]
     if any(finding.state != "ok" for finding in findings):
-        shown.print(table_of([finding for finding in findings if finding.state != "ok"]))
+        show([finding for finding in findings if finding.state != "ok"], shown)
     if errors:
         named = ", ".join(finding.row for finding in errors)
         words = " ".join(f"--force {finding.row!r}" for finding in errors)
         raise NodeUnusableError(f"the node is not ready: {named} (above, with what to do). Start all the same: {words}")
+
+
+def show(findings: Sequence[Finding], shown: Console) -> None:
+    """A table for people, and under it, each on one line, the commands that it names: a column breaks them."""
+    shown.print(table_of(findings))
+    quoted = dict.fromkeys(words for finding in findings for words in _QUOTED.findall(finding.remedy))
+    for words in quoted:
+        if " " in words and not _SETTING.match(words):
+            shown.print(Text(f"  {words}"), soft_wrap=True)
 
 
 def table_of(findings: Sequence[Finding]) -> Table:

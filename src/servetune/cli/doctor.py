@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from servetune.cli._examination import examined, table_of
+from servetune.cli._examination import examined, show
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.core.study import StudySpec
 from servetune.settings import load_study
@@ -35,7 +35,7 @@ def command(study: str, storage: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([finding.model_dump() for finding in findings], indent=1))
     else:
-        console().print(table_of(findings))
+        show(findings, console())
     if any(finding.state == "error" for finding in findings):
         sys.exit(1)
 

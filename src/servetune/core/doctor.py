@@ -27,6 +27,7 @@ class Purpose(Frozen):
     model: str
     gpus_needed: int = 1  # 0: the engine does without
     concurrency: int = 1  # the highest level
+    load_processes: int | None = None  # of the load generator, where the study says how many
     logs: str = "."
     thorough: bool = True
 

@@ -209,6 +209,11 @@ def rehearsal(run: Callable[[], str], scenario: str, install: Callable[[Sequence
     return Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {scenario}")
 
 
+def capacity_arguments(purpose: Purpose) -> list[str]:
+    """Of the test of the load generator's speed."""
+    return [str(number) for number in (purpose.concurrency, purpose.load_processes) if number is not None]
+
+
 def load_generator(run: Callable[[], str], purpose: Purpose, install: Callable[[Sequence[str]], str]) -> Finding:
     """Whether the node can run it, and how fast it is there. `run`: what it, or the test of its speed, prints.
 
@@ -227,14 +232,16 @@ def load_generator(run: Callable[[], str], purpose: Purpose, install: Callable[[
     if reached is None:
         return Finding(row="load generator", state="ok", found="runs on the node")
     wanted = min(FASTEST, FASTEST_OF_ONE * purpose.concurrency)
-    found = f"reads {reached:,.0f} tokens/s at concurrency {purpose.concurrency}"
+    of_processes = f" with {purpose.load_processes} processes" if purpose.load_processes else ""
+    found = f"reads {reached:,.0f} tokens/s at concurrency {purpose.concurrency}{of_processes}"
     if reached >= wanted:
         return Finding(row="load generator", state="ok", found=found)
     return Finding(
         row="load generator",
         state="warning",
         found=f"{found}; a server may be faster ({wanted:,.0f} tokens/s)",
-        remedy="leave the node alone while measuring, or write load_generator: {processes: 4}",
+        remedy="leave the node alone while measuring"
+        + ("" if purpose.load_processes else ", or write load_generator: {name: closed_loop, processes: 4}"),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from servetune.core.doctor import Finding, Purpose
 from servetune.core.errors import NodeError, ProgramEndedError
-from servetune.nodes._checkup import Checkup, load_generator
+from servetune.nodes._checkup import Checkup, capacity_arguments, load_generator
 from servetune.nodes._gpus import Command
 from servetune.nodes._installing import installing
 from servetune.nodes._ports import free_port
@@ -45,7 +45,7 @@ def rows(checkup: Checkup, purpose: Purpose, here: Here) -> Iterator[Finding]:
     if purpose.thorough:
         run = partial(script, here)
         yield load_generator(
-            lambda: _capacity(here, purpose.concurrency),
+            lambda: _capacity(here, purpose),
             purpose,
             lambda packages: installing(run, "", sys.executable, packages, "node.python"),
         )
@@ -59,8 +59,8 @@ def _ports() -> Finding:
         return Finding(row="ports", state="error", found=what, remedy=remedy)
 
 
-def _capacity(here: Here, concurrency: int) -> str:
-    done = here([*_CAPACITY, str(concurrency)])
+def _capacity(here: Here, purpose: Purpose) -> str:
+    done = here([*_CAPACITY, *capacity_arguments(purpose)])
     if done is None or done.code != 0:
         raise ProgramEndedError("it cannot be started" if done is None else done.text.strip()[-200:])
     return done.text

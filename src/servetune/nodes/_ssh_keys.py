@@ -71,7 +71,7 @@ def verify(known: Sequence[KnownKey], key_type: str, blob: bytes, place: str, fi
     raise HostKeyError(
         f"the host key of {place} is unknown{hint}: {shown}. Compare it with what "
         f"`ssh-keygen -lf /etc/ssh/ssh_host_{_short(key_type)}_key.pub` prints on the node; if they are the same, "
-        f"accept it with: {_accepting(line, file)}"
+        f"accept it with: `{_accepting(line, file)}`"
     )
 
 

@@ -25,6 +25,7 @@ from servetune.nodes._ssh_connect import CONNECT_S, Connection, close_channel, c
 RUN_S = 90.0  # for one script: a node that loads weights from a slow disk answers late
 _RECV_BYTES = 1 << 18
 _LOOK_S = 0.5
+_SAID_BYTES = 200
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
 _PATIENCE_AGAIN_S = 5.0
@@ -151,8 +152,9 @@ class Link:
         if self._ended_alone >= _ENDED_ALONE:
             self._ended_alone = 0
             raise NodeUnusableError(
-                f"the shell on {self.target.host} ends in the middle of a command, again and again; see whether the "
-                "node is out of memory or processes, and whether the login shell's files end it"
+                f"the shell on {self.target.host} ends in the middle of a command, again and again ({error}); see "
+                f"whether {self.target.user} may log in there, whether the node is out of memory or processes, and "
+                "whether the login shell's files end it"
             ) from error
 
     def _break(self, why: str) -> None:
@@ -202,7 +204,6 @@ class _Shell:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._channel = connection.transport.open_session(timeout=CONNECT_S)
-        self._channel.set_combine_stderr(True)
         self._channel.settimeout(_LOOK_S)
         self._channel.exec_command("exec /bin/sh")
         self._token = random_words.token_hex(12)
@@ -242,6 +243,8 @@ class _Shell:
             at = got.find(mark, max(0, len(got) - _RECV_BYTES - 64))
             if at >= 0 and got.endswith(b"\n") and len(got) > at + len(mark):
                 return Output(int(got[at + len(mark) :]), bytes(got[:at]))
+            while self._channel.recv_stderr_ready():  # of the login shell's files; it comes at any time
+                self._channel.recv_stderr(_RECV_BYTES)
             try:
                 chunk = self._channel.recv(_RECV_BYTES)
             except TimeoutError:
@@ -249,7 +252,8 @@ class _Shell:
                 continue
             if not chunk:
                 time.sleep(_LOOK_S)  # the end of the connection shows a moment later than that of its sessions
-                raise Lost("the session ended", alone=self._connection.lives)
+                said = bytes(got[-_SAID_BYTES:]).decode("utf-8", "replace").strip()
+                raise Lost(f"the session ended after {said!r}" if said else "the session ended", self._connection.lives)
             got += chunk
 
     def _check(self, deadline_s: float, timeout_s: float) -> None:

@@ -19,7 +19,7 @@ from servetune.core.errors import ProgramEndedError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
-from servetune.nodes._checkup import Checkup, load_generator, rehearsal
+from servetune.nodes._checkup import Checkup, capacity_arguments, load_generator, rehearsal
 from servetune.nodes._ending import end, reclaimed
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
@@ -237,7 +237,7 @@ class SshNode:
         yield doctor.ports(self.link)
         yield doctor.clock(self.link)
         yield doctor.lease(self._leases, self._lease_names(), purpose.study)
-        module = [_CAPACITY_MODULE, str(purpose.concurrency)] if purpose.thorough else [_LOAD_MODULE]
+        module = [_CAPACITY_MODULE, *capacity_arguments(purpose)] if purpose.thorough else [_LOAD_MODULE]
         yield load_generator(lambda: self._ran(module), purpose, install)
 
     def _ran(self, module: Sequence[str]) -> str:
