@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ BESIDE_GRAPH_CONFIG = (
     "disable_piecewise_cuda_graph",
 )
 _PHASE = r"{}=PhaseConfig\(backend='(\w+)', max_bs=([-\w]+)"
+#: What the presented engine says and a real installation would not, by (message or model, version), with the reason.
+OF_THE_STAND = (
+    ("InfiniBand sysfs path not found", "", "the stand has no InfiniBand"),
+    ("Unknown quantization method: gptq", "", "Marlin's types are those of a placeholder for the kernels"),
+    ("(awq) does not match the quantization method specified in the `quantization` argument (marlin)", "", "the same"),
+    ("the 'nvidia_megakernel' plugin is not installed", "", "a package that is not on the stand"),
+    ("requires the 'granian' package", "", "the same"),
+    ("deepseek-v3.2", "0.5.9", "its own transformers does not know the type, and loads it as DeepSeek-V3"),
+    ("qwen3.5-35b-a3b", "0.5.9", "the stand's transformers reads its config otherwise, and the release fails on it"),
+    ("granite-4-small", "0.5.9", "the stand's transformers names its layers otherwise"),
+)
 _REPLACED = {"nsa_prefill_backend": "dsa_prefill_backend", "nsa_decode_backend": "dsa_decode_backend"}
 
 
@@ -97,44 +109,52 @@ def presented(engine_version: str, compute_capability: str) -> Presented:
     return Presented(engine_version, compute_capability, gpu, GPUS, memory_mib, CUDA)
 
 
-def model_config(name: str) -> dict[str, Any]:
-    return json.loads((MODEL_CONFIGS / f"{name}.json").read_text())  # type: ignore[no-any-return]
+@cache
+def model_config(name: str, folder: Path = MODEL_CONFIGS) -> dict[str, Any]:
+    return json.loads((folder / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-def sampled(capabilities: Capabilities, seed: int, count: int) -> list[tuple[str, dict[str, object]]]:
-    """(model, assignment); the same seed and version give the same list."""
+def sampled(
+    capabilities: Capabilities, seed: int, count: int, folder: Path = MODEL_CONFIGS
+) -> list[tuple[str, dict[str, object]]]:
+    """(model, assignment); the same seed, version and folder of models give the same list."""
 
     def choices(flag: str) -> Sequence[str] | None:
         spec = capabilities.spellings.get(flag)
         return None if spec is None or spec.kind == "removed" else [str(c) for c in spec.choices or ()]
 
     source = random.Random(seed + 1)
+    found = tuple(sorted(path.stem for path in folder.glob("*.json")))
+    often, rest = (MODELS, OTHER_MODELS) if folder == MODEL_CONFIGS else (found, found)
     return [
-        (source.choice(MODELS if source.random() < 0.6 else OTHER_MODELS), assignment)
+        (source.choice(often if source.random() < 0.6 else rest), assignment)
         for assignment in draw(seed, count, choices)
     ]
 
 
-def verdicts(node: Presented, seed: int, count: int, store: Path = STORE) -> Path:
-    """The file of verdicts, asked as far as they are not stored yet. One engine process at a time (a lock says so)."""
-    path = store / f"{node.engine_version}-cc{node.compute_capability}-seed{seed}.jsonl"
+def verdicts(node: Presented, seed: int, count: int, store: Path = STORE, folder: Path = MODEL_CONFIGS) -> Path:
+    """The file of verdicts, asked as far as they are not stored yet. `folder`: the models' config.json files."""
+    models = "" if folder == MODEL_CONFIGS else f"{folder.name}-"
+    path = store / f"{models}{node.engine_version}-cc{node.compute_capability}-seed{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = path.read_text().count("\n") if path.exists() else 0
-    todo = sampled(capabilities_of(node.engine_version), seed, count)[max(0, stored - 1) :]
+    todo = sampled(capabilities_of(node.engine_version), seed, count, folder)[max(0, stored - 1) :]
     if todo:
-        with path.open("a") as file, tempfile.TemporaryDirectory() as folder:
+        with path.open("a") as file, tempfile.TemporaryDirectory() as place:
             if not stored:
                 file.write(json.dumps(vars(node)) + "\n")
-            for line in _ask(node, todo, Path(folder)):
+            for line in _ask(node, todo, Path(place), folder):
                 file.write(json.dumps(line) + "\n")
                 file.flush()
     return path
 
 
-def _ask(node: Presented, todo: Sequence[tuple[str, dict[str, object]]], folder: Path) -> Iterator[dict[str, Any]]:
+def _ask(
+    node: Presented, todo: Sequence[tuple[str, dict[str, object]]], folder: Path, configs: Path
+) -> Iterator[dict[str, Any]]:
     for name in {model for model, _ in todo}:
         (folder / name).mkdir()
-        (folder / name / "config.json").write_text((MODEL_CONFIGS / f"{name}.json").read_text())
+        (folder / name / "config.json").write_text((configs / f"{name}.json").read_text())
     commands = [
         ["--model-path", str(folder / model), "--trust-remote-code", *argv(assignment)] for model, assignment in todo
     ]
@@ -145,6 +165,7 @@ def _ask(node: Presented, todo: Sequence[tuple[str, dict[str, object]]], folder:
             "assignment": assignment,
             "ok": verdict["ok"],
             "stage": verdict["stage"],
+            "decided": verdict["decided"],
             "message": message and message[:300],
             "resolved": compared(verdict.get("resolved") or {}),
         }
@@ -194,8 +215,14 @@ def compared(resolved: dict[str, Any]) -> dict[str, Any]:
     return {name: view[name] for name in FIELDS if name in view}
 
 
+def of_the_stand(node: Presented, line: dict[str, Any]) -> bool:
+    """Whether a verdict is due to the stand and says nothing about the engine."""
+    told = f"{line['model']} {line['message']}"
+    return any(text in told and node.engine_version.startswith(version) for text, version, _ in OF_THE_STAND)
+
+
 def stored(path: Path) -> tuple[Presented, list[dict[str, Any]]]:
-    """The presented node and its verdicts; a crash of the oracle is no verdict.
+    """The presented node and its verdicts; a crash of the oracle is none, and what is due to the stand says nothing.
 
     A recording keeps the values that most verdicts resolve to in its first line (`common`), and differences after it.
     """
@@ -206,4 +233,6 @@ def stored(path: Path) -> tuple[Presented, list[dict[str, Any]]]:
     for line in lines:
         if line["ok"]:
             line["resolved"] = {**common, **line["resolved"]}
-    return Presented(**head), [line for line in lines if line["stage"] != "crash"]
+    node = Presented(**head)
+    kept = [line for line in lines if line["stage"] != "crash" and line.get("decided", True)]
+    return node, [line for line in kept if not of_the_stand(node, line)]

@@ -1,6 +1,7 @@
 """Hold layers 1 to 3 of the configuration checks against the engine itself, and measure what they cost.
 
     python benchmarks/rules_against_engine.py [--versions 0.5.9 …] [--compute-capabilities 9.0 …] [--count N] [--seed N]
+    python benchmarks/rules_against_engine.py --models benchmarks/other_models
     python benchmarks/rules_against_engine.py --stored FILE…     judge stored verdicts again, ask nothing
     python benchmarks/rules_against_engine.py --record N         keep N verdicts per combination as recordings for tests
     python benchmarks/rules_against_engine.py --speed            milliseconds per configuration
@@ -21,7 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from cpu_time import timed_ms
-from engine_verdicts import FIELDS, GPU, ROOT, Presented, model_config, presented, sampled, stored, verdicts
+from engine_verdicts import (
+    FIELDS,
+    GPU,
+    MODEL_CONFIGS,
+    ROOT,
+    Presented,
+    model_config,
+    presented,
+    sampled,
+    stored,
+    verdicts,
+)
 
 from servetune.engines.sglang.capabilities import capabilities_of
 from servetune.engines.sglang.capabilities import violations as capability_violations
@@ -37,9 +49,10 @@ EXAMPLES = 5
 
 @dataclass
 class Agreement:
-    """Counts of one version and compute capability."""
+    """Counts of one version and compute capability. `folder`: where the models' config.json files lie."""
 
     node: Presented
+    folder: Path
     refused: int = 0
     caught: Counter[str] = field(default_factory=Counter)  # by layer
     accepted: int = 0
@@ -54,7 +67,7 @@ class Agreement:
         assignment, version = line["assignment"], self.node.engine_version
         shown = f"{line['model']} {json.dumps(assignment)}"
         layers = [v.layer for v in capability_violations(assignment, capabilities_of(version))]
-        judgement = judge(assignment, self.node.facts, version, model_config(line["model"]))
+        judgement = judge(assignment, self.node.facts, version, model_config(line["model"], self.folder))
         layers += [v.layer for v in judgement.violations]
         refusing = next((layer for layer in ("capability", "rule") if layer in layers), None)
         if not line["ok"]:
@@ -104,21 +117,22 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def agreement(path: Path, count: int | None) -> Agreement:
+def agreement(path: Path, count: int | None, folder: Path) -> Agreement:
     node, lines = stored(path)
-    result = Agreement(node)
+    result = Agreement(node, folder)
     for line in lines[:count]:
         result.add(line)
     return result
 
 
-def record(path: Path, count: int) -> None:
-    """The first `count` verdicts, small enough to keep in the repository."""
+def record(path: Path, count: int, folder: Path) -> None:
+    """The first `count` verdicts, small enough to keep in the repository; on other models in a folder of their own."""
     node, lines = stored(path)
     accepted = [line["resolved"] for line in lines if line["ok"]]
     values = {name: Counter(json.dumps(resolved[name]) for resolved in accepted) for name in accepted[0]}
     common = {name: json.loads(counter.most_common(1)[0][0]) for name, counter in values.items()}
-    target = RECORDINGS / f"{node.engine_version}-cc{node.compute_capability}.jsonl"
+    place = RECORDINGS if folder == MODEL_CONFIGS else RECORDINGS / folder.name
+    target = place / f"{node.engine_version}-cc{node.compute_capability}.jsonl"
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w") as file:
         file.write(json.dumps({**vars(node), "common": common}, separators=(",", ":")) + "\n")
@@ -165,6 +179,7 @@ def main() -> None:
     parser.add_argument("--compute-capabilities", nargs="+", default=list(GPU))
     parser.add_argument("--count", type=int, default=1000, help="configurations per combination")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--models", type=Path, default=MODEL_CONFIGS, metavar="FOLDER", help="of NAME.json configs")
     parser.add_argument("--stored", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--record", type=int, metavar="N")
     parser.add_argument("--speed", action="store_true")
@@ -178,15 +193,15 @@ def main() -> None:
     )
     runtime: Counter[str] = Counter()
     paths = chosen.stored or (
-        verdicts(presented(version, capability), chosen.seed, chosen.count)
+        verdicts(presented(version, capability), chosen.seed, chosen.count, folder=chosen.models)
         for version in chosen.versions
         for capability in chosen.compute_capabilities
     )
     for path in paths:
         if chosen.record:
-            record(path, chosen.record)
+            record(path, chosen.record, chosen.models)
             continue
-        result = agreement(path, None if chosen.stored else chosen.count)
+        result = agreement(path, None if chosen.stored else chosen.count, chosen.models)
         print("\n".join([result.row(), *result.details()]), flush=True)
         runtime += result.runtime
     if runtime:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_verdicts import BESIDE_GRAPH_CONFIG, FIELDS, STORE, Presented, answers, compared
+from engine_verdicts import BESIDE_GRAPH_CONFIG, FIELDS, STORE, Presented, answers, compared, of_the_stand
 from far_configurations import draw
 from far_models import FAR_MODELS
 
@@ -29,15 +29,10 @@ from servetune.engines.sglang.rules import judge
 from servetune.engines.sglang.rules._state import field_name
 
 #: Not compared: settled for another reason than tuning, or told by `cuda_graph_config` from 0.5.14 on.
-_NOT_COMPARED = frozenset({"lora_target_modules", "cuda_graph_config"})
-_TOLD_BY_GRAPHS = frozenset(BESIDE_GRAPH_CONFIG)
-#: What the presented engine says and a real installation would not, by (message or model, version), with the reason.
-_OF_THE_STAND = (
-    ("InfiniBand sysfs path not found", "", "the stand has no InfiniBand"),
-    ("Unknown quantization method: gptq", "", "Marlin's types are those of a placeholder for the kernels"),
-    ("(awq) does not match the quantization method specified in the `quantization` argument (marlin)", "", "the same"),
-    ("deepseek-v3.2", "0.5.9", "its own transformers does not know the type, and loads it as DeepSeek-V3"),
+_NOT_COMPARED = frozenset(
+    {"lora_target_modules", "cuda_graph_config", "remote_instance_weight_loader_start_seed_via_transfer_engine"}
 )
+_TOLD_BY_GRAPHS = frozenset(BESIDE_GRAPH_CONFIG)
 VERSIONS = ("0.5.9", "0.5.13", "0.5.23")
 CUDA = "13.0"
 #: Compute capability, name, memory in MiB as nvidia-smi says it, number.
@@ -129,17 +124,12 @@ class Found:
 def hold(path: Path, found: Found) -> None:
     with path.open() as file:
         head = file.readline()
-        if not head:
+        if not head.strip():
             return
         node = Presented(**json.loads(head))
         for line in map(json.loads, file):
-            if line["stage"] != "crash" and line["decided"] and not _of_the_stand(node, line):
+            if line["stage"] != "crash" and line["decided"] and not of_the_stand(node, line):
                 _hold(node, line, found)
-
-
-def _of_the_stand(node: Presented, line: dict[str, Any]) -> bool:
-    told = f"{line['model']} {line['message']}"
-    return any(text in told and node.engine_version.startswith(version) for text, version, _ in _OF_THE_STAND)
 
 
 def _hold(node: Presented, line: dict[str, Any], found: Found) -> None:
@@ -181,8 +171,8 @@ def _hold(node: Presented, line: dict[str, Any], found: Found) -> None:
 def _same(engine: Any, ours: Any) -> bool:
     if isinstance(engine, str) and isinstance(ours, str) and engine.startswith("/tmp/"):
         return engine.rpartition("/")[2] == ours.rpartition("/")[2]
-    if isinstance(engine, list) and isinstance(ours, str):
-        return " ".join(map(str, engine)) == ours
+    if isinstance(engine, list) and isinstance(ours, str | int):
+        return " ".join(map(str, engine)) == str(ours)
     if isinstance(engine, float | int) and isinstance(ours, float | int):
         return abs(engine - ours) < 1e-9
     return str(engine) == str(ours) or (engine in (None, False, [], {}) and ours in (None, False, ""))

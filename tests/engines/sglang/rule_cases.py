@@ -16,6 +16,12 @@ def config(name):
     return json.loads((Path(__file__).parent / "model_configs" / f"{name}.json").read_text())
 
 
+@cache
+def other_config(name):
+    """Of an architecture that few rules were written against."""
+    return json.loads((Path(__file__).parents[3] / "benchmarks" / "other_models" / f"{name}.json").read_text())
+
+
 def node(gpu, count, memory_mib, capability, interconnect=None):
     return NodeFacts(
         node="test",

@@ -121,7 +121,7 @@ def forecast_of(
     calibration: Calibration | None = None,
 ) -> MemoryForecast | None:
     """As `forecast`, from a state to which the rules have been applied already."""
-    if state.gpu.memory_mib is None or not state.model.layers or state.model.linear_attention or below_one(state):
+    if state.gpu.memory_mib is None or not state.model.layers or state.model.recurrent or below_one(state):
         return None
     fraction = state.user.get("mem_fraction_static")
     named = fraction is not None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servetune.core.errors import SpecError
+from servetune.engines.sglang._multimodal import MULTIMODAL_ARCHITECTURES, TEXT_BY_DEFAULT
+from servetune.engines.sglang._recurrent_states import RecurrentStates, recurrent_states
 
 #: Architectures whose attention keeps one compressed latent per token (`AttentionArch.MLA`).
 MLA_ARCHITECTURES = frozenset(
@@ -35,35 +37,12 @@ MLA_ARCHITECTURES = frozenset(
 )
 #: Architectures that may carry a sparse-attention indexer; they do when the config names `index_topk`.
 DSA_ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
-#: Multimodal architectures: their automatic memory fraction is lowered by the size of the vision tower.
-MULTIMODAL_ARCHITECTURES = frozenset(
-    {
-        "KimiK25ForConditionalGeneration",
-        "KimiVLForConditionalGeneration",
-        "PixtralForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        "Glm4vForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "Mistral3ForConditionalGeneration",
-        "InternVLChatModel",
-        "InternS1ForConditionalGeneration",
-        "LlavaForConditionalGeneration",
-        "MllamaForConditionalGeneration",
-        "DeepseekVL2ForCausalLM",
-    }
-)
-#: Multimodal by architecture, but served as text unless `--enable-multimodal` is given.
-TEXT_BY_DEFAULT = frozenset(
-    {"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration"}
-)
 #: Key under which the size of the checkpoint's files is put beside what config.json says.
 CHECKPOINT_BYTES = "servetune.checkpoint_bytes"
 _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+_BUNDLED_DRAFT_KEYS = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
+_EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k", "moe_k")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
@@ -125,12 +104,17 @@ class ModelFacts:
     sliding_window: int | None = None
     sliding_layers: int = 0
     attention_sinks: bool = False
+    bundles_draft: bool = False  # a DSpark draft lies in the checkpoint
     multimodal: bool = False
     vision_layers: int | None = None
     vision_layers_named: int | None = None  # under the name that the engine's automatic memory fraction looks for
     vision_hidden: int | None = None
     vision_intermediate: int = 0
-    linear_attention: bool = False
+    text_by_default: bool = False
+    nested: bool = False  # the text model's config lies inside another one
+    recurrent: RecurrentStates | None = None
+    kda: bool = False
+    sliding_pattern: bool = False
     checkpoint_bytes: int | None = None
     quantization: Quantization = field(default_factory=Quantization)
 
@@ -165,7 +149,10 @@ def model_facts(config: Mapping[str, Any] | None) -> ModelFacts:
 
 
 def _whole(mapping: Mapping[str, Any], key: str, otherwise: int = 0) -> int:
+    """A size; the mean where a config lists one for each layer (Gemma 3n's `intermediate_size`)."""
     value = mapping.get(key) or otherwise
+    if isinstance(value, list) and value and all(type(one) is int for one in value):
+        value = -(-sum(value) // len(value))
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ValueError(f"{key} is {value!r}; allowed: a whole number from 0 on")
     return int(value)
@@ -200,16 +187,39 @@ def _parse(config: Mapping[str, Any]) -> ModelFacts:
         dtype_bytes=_DTYPE_BYTES.get(str(dtype).removeprefix("torch."), 2),
         context_tokens=_context_tokens(text),
         quantization=_quantization(config.get("quantization_config") or text.get("quantization_config")),
-        multimodal=architecture in MULTIMODAL_ARCHITECTURES,
+        multimodal=architecture in MULTIMODAL_ARCHITECTURES - TEXT_BY_DEFAULT,
         nextn_layers=_whole(text, "num_nextn_predict_layers", 0),
         checkpoint_bytes=config.get(CHECKPOINT_BYTES),
-        attention_sinks=architecture == "GptOssForCausalLM",
-        linear_attention="linear_attn_config" in text or "linear_num_value_heads" in text,
+        attention_sinks=_sinks(architecture, text),
+        bundles_draft=any(config.get(key) is not None for key in _BUNDLED_DRAFT_KEYS),
+        text_by_default=architecture in TEXT_BY_DEFAULT,
+        nested=text is not config,
+        recurrent=recurrent_states(architecture, text),
+        kda=_kimi_delta(config, text),
+        sliding_pattern=config.get("sliding_window_pattern") is not None,
         **_latent(architecture, text),
         **_experts(text),
         **_sliding(text),
         **_vision(vision),
     )
+
+
+def _sinks(architecture: str, text: Mapping[str, Any]) -> bool:
+    """Whether softmax has learned sinks (`_detect_attention_sinks`)."""
+    biases = text.get("add_swa_attention_sink_bias") or text.get("add_full_attention_sink_bias")
+    return architecture == "GptOssForCausalLM" or bool(architecture.startswith("MiMoV2") and biases)
+
+
+def _kimi_delta(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Whether layers attend by Kimi's delta rule (`uses_kda_attention`)."""
+    for mapping in (config, text):
+        linear = mapping.get("linear_attn_config")
+        if isinstance(linear, Mapping) and linear.get("kda_layers"):
+            return True
+        named = mapping.get("linear_num_heads") is not None and mapping.get("linear_head_dim") is not None
+        if named and "linear_attention" in (mapping.get("layer_types") or ()):
+            return True
+    return False
 
 
 def _latent(architecture: str, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,23 +242,31 @@ def _latent(architecture: str, text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _experts(text: Mapping[str, Any]) -> dict[str, Any]:
-    experts = next((int(text[k]) for k in ("n_routed_experts", "num_experts", "num_local_experts") if text.get(k)), 0)
+    experts = next((_whole(text, key) for key in _EXPERT_KEYS if text.get(key)), 0)
     layers = _whole(text, "num_hidden_layers", 0)
     if not experts:
         return {}
     dense = len(text.get("mlp_only_layers") or ()) or _whole(text, "first_k_dense_replace", 0)
-    step = int(text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1)
-    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+    sparse = _sparse_layers(text, layers - dense)
+    inner = _whole(text, "moe_intermediate_size") or _whole(text, "intermediate_size")
     shared = _whole(text, "n_shared_experts", 0)
     shared_inner = _whole(text, "shared_expert_intermediate_size", 0) or shared * inner
     return {
         "experts": experts,
-        "experts_per_token": int(text.get("num_experts_per_tok") or text.get("experts_per_token") or 1),
+        "experts_per_token": next((_whole(text, key) for key in _TOP_K_KEYS if text.get(key)), 1),
         "shared_experts": shared or (1 if shared_inner else 0),
         "shared_intermediate": shared_inner,
         "moe_intermediate": inner,
-        "moe_layers": max(0, (layers - dense) // step),
+        "moe_layers": sparse,
     }
+
+
+def _sparse_layers(text: Mapping[str, Any], at_most: int) -> int:
+    """Every so many layers have experts, or `moe_layer_freq` says for each layer whether it has."""
+    every = text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1
+    if isinstance(every, list):
+        return sum(1 for has in every if has)
+    return max(0, at_most // int(every))
 
 
 def _sliding(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Rule:
     check: Callable[[State], Effects]
     architectures: frozenset[str] | None = None
     final: bool = False  # what it refuses makes every later rule meaningless
+    named: str | None = None  # the field without which it has nothing to say
 
     def holds_for(self, version: Version, major: int | None, architecture: str) -> bool:
         """Whether the rule can say anything for this version, GPU and model architecture."""
@@ -152,6 +153,7 @@ def rule(
     architectures: frozenset[str] | None = None,
     layer: Layer = "rule",
     final: bool = False,
+    named: str | None = None,
 ) -> Callable[[Callable[[State], Effects]], Callable[[State], Effects]]:
     """Register the decorated generator as the rule `id`. Its docstring's first line is the rule's summary.
 
@@ -173,6 +175,7 @@ def rule(
             check=check,
             architectures=architectures,
             final=final,
+            named=named,
         )
         return check
 

@@ -72,6 +72,8 @@ def run(state: State) -> Outcome:
     chosen: set[str] | None = set() if state.version < CHECKED_SINCE else None
     major = state.gpu.major if state.gpu.known else None
     for rule in _plan(state.version, major, state.model.architecture):
+        if rule.named is not None and rule.named not in state.user:
+            continue
         for effect in rule.check(state):
             if isinstance(effect, Refuse):
                 if chosen and not chosen.isdisjoint(effect.flags):

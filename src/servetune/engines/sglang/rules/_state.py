@@ -236,6 +236,7 @@ class State:
         if version >= (0, 5, 14):
             self._take_graph_config(self.user.get("cuda_graph_config"))
         self.__dict__.update(self.user)
+        self.model = _served(self.model, version, self.user)
         if self.device not in (None, "cuda"):
             self.gpu.memory_mib = None  # what the engine reckons with then is the host's memory
 
@@ -302,6 +303,18 @@ def _loaded(model: ModelFacts, version: Version) -> ModelFacts:
     if version < (0, 5, 10) and model.architecture == "DeepseekV32ForCausalLM":
         return replace(model, architecture="DeepseekV3ForCausalLM")
     return model
+
+
+def _served(model: ModelFacts, version: Version, user: Mapping[str, Any]) -> ModelFacts:
+    """With `multimodal` as this launch serves it.
+
+    Some architectures are served as text unless asked otherwise; from 0.5.13 on a text model inside another one is
+    enough. Source: `configs/model_config.py` (`enable_multimodal`, `has_multimodal_subconfig`, `is_lm_only`).
+    """
+    listed = model.multimodal or model.text_by_default or (model.nested and version >= (0, 5, 13))
+    asked = bool(user.get("enable_multimodal")) or not model.text_by_default
+    sees = listed and asked and not user.get("language_model_only")
+    return model if sees == model.multimodal else replace(model, multimodal=sees)
 
 
 #: What a flag holds that is not given, or is no JSON: the parser refuses the latter.

@@ -64,3 +64,17 @@ def all_modules(s: State) -> Effects:
     modules = str(s.user.get("lora_target_modules") or "").split()
     if s.enable_lora and "all" in modules and len(set(modules)) > 1:
         yield Refuse("--lora-target-modules names all and others; all stands alone", ("lora_target_modules",), ("all",))
+
+
+@rule("adapters.drafts", Stage.CHECK, since="0.5.9", source=f"{SOURCE}, check_lora_speculative_compatibility")
+def drafts(s: State) -> Effects:
+    """Up to 0.5.13 adapters work with NGRAM drafts only, in 0.5.23 with most others."""
+    if not s.enable_lora or s.speculative_algorithm is None or (0, 5, 13) < s.version < (0, 5, 23):
+        return
+    allowed = ("NGRAM",) if s.version <= (0, 5, 13) else ("NGRAM", "EAGLE", "EAGLE3", "DFLASH", "DSPARK")
+    if s.speculative_algorithm not in allowed:
+        yield Refuse(
+            f"--enable-lora does not work with --speculative-algorithm {s.speculative_algorithm}",
+            ("enable_lora", "speculative_algorithm"),
+            tuple(f"--speculative-algorithm {name}" for name in allowed),
+        )

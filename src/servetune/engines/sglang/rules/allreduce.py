@@ -30,7 +30,13 @@ _ARCHITECTURES_0_5_23 = _ARCHITECTURES_0_5_12 | {
     "DeepseekV4ForCausalLM",
     "Qwen3VLMoeForConditionalGeneration",
     "NemotronHForCausalLM",
+    "NemotronHPuzzleForCausalLM",
+    "InternS2PreviewForConditionalGeneration",
+    "MiMoV2ForCausalLM",
+    "MiMoV2FlashForCausalLM",
 }
+_MIMO = frozenset({"MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"})
+_CUTEDSL_RANKS = (2, 4, 8, 16)
 
 
 def _architectures(s: State) -> frozenset[str]:
@@ -55,14 +61,24 @@ def fusion_default(s: State) -> Effects:
         return
     h20 = "H20" in s.gpu.name and "H200" not in s.gpu.name and s.version < (0, 5, 13)
     several = s.tp_size > 1 or s.version < (0, 5, 10)
+    mimo = s.model.architecture in _MIMO
+    if mimo and not _cutedsl(s):
+        return
     one_node = s.nnodes == 1 or (s.gpu.sm100 and s.version >= (0, 5, 18))
     attention_dp = s.attn_dp_size > 1 if s.version >= (0, 5, 22) else s.enable_dp_attention
     if several and one_node and not attention_dp and not h20 and s.moe_a2a_backend == "none":
         yield (
-            Fill("flashinfer_allreduce_fusion_backend", "auto")
+            Fill("flashinfer_allreduce_fusion_backend", "cutedsl" if mimo else "auto")
             if new
             else Fill("enable_flashinfer_allreduce_fusion", True)
         )
+
+
+def _cutedsl(s: State) -> bool:
+    """Whether MiMo-V2's kernels can fuse the all-reduce (0.5.23)."""
+    bf16 = s.model.dtype_bytes == 2 and s.dtype in ("auto", "bfloat16")
+    alone = s.attn_cp_size == 1 and not s.user.get("encoder_only") and not s.enable_pdmux
+    return bool(s.gpu.sm100 and bf16 and alone and s.tp_size in _CUTEDSL_RANKS and s.version >= (0, 5, 23))
 
 
 @rule("allreduce.fusion_enforced_off", Stage.ALLREDUCE, since="0.5.12", source=SOURCE)

@@ -38,7 +38,8 @@ def grouped_default(s: State) -> str:
     single = topk is None or (topk == 1 and s.page_size in (1, None))
     if s.gpu.hopper and single:
         return "fa3"
-    if s.gpu.sm100 and single and (s.speculative_algorithm is None or topk is not None):
+    block = s.version >= (0, 5, 23) and str(s.speculative_algorithm).upper() == "DFLASH"  # its top-k will be 1
+    if s.gpu.sm100 and single and (s.speculative_algorithm is None or topk is not None or block):
         asymmetric = s.version >= (0, 5, 20) and s.model.head_dim != s.model.v_head_dim
         return "fa4" if asymmetric else "trtllm_mha"
     return "triton" if s.model.attention_sinks and s.version >= (0, 5, 10) else "flashinfer"

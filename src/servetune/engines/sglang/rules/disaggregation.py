@@ -51,6 +51,8 @@ def peer_sizes(s: State) -> Effects:
                 ("leave it out",),
             )
     other = s.user.get("disaggregation_decode_tp")
+    if s.disaggregation_mode == "prefill" and s.user.get("disaggregation_prefill_pp") not in (None, s.pp_size):
+        yield Assign("disaggregation_prefill_pp", s.pp_size, "a prefill server's own --pp-size wins")
     known = s.disaggregation_mode == "prefill" and isinstance(other, int) and other > 0
     if known and max(other, s.tp_size) % min(other, s.tp_size):
         yield Refuse(

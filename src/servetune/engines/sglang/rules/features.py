@@ -106,8 +106,6 @@ _PAIRS = (
     ("enable_int8_mamba_checkpoint", "no enable_hierarchical_cache", "mamba_hook.py:handle_int8_mamba_checkpoint"),
     ("enable_int8_mamba_checkpoint", "no enable_lmcache", "mamba_hook.py:handle_int8_mamba_checkpoint"),
     ("enable_tp_lm_head_all_to_all", "no enable_dp_lm_head", "overrides.py:_dp_lm_head_validation"),
-    ("prefill_only_disable_kv_cache", "is_embedding", "kv_cache_hook.py:validate_prefill_only_disable_kv_cache_args"),
-    ("enable_prefix_mm_cache", "encoder_only", "pd_disaggregation_hook.py:handle_encoder_disaggregation"),
     ("enable_prefill_cp", "cp_strategy", "parallel_hook.py:handle_context_parallelism"),
     ("enable_page_major_kv_layout", "enable_unified_memory", "kv_cache_hook.py:handle_page_major_kv_layout"),
 )

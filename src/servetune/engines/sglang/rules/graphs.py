@@ -109,6 +109,7 @@ def _breakable_conflict(s: State) -> str | None:
     closed = s.model.multimodal and (old or s.model.architecture not in _MULTIMODAL_BREAKABLE)
     conflicts = (
         (s.version >= (0, 5, 20) and s.pp_size > 1, "pipeline parallelism"),
+        (s.version >= (0, 5, 20) and s.model.kda, "Kimi's linear attention"),
         (old and s.model.mla, "latent attention"),
         (s.model.architecture == "DeepseekV4ForCausalLM", "DeepSeek-V4"),
         (s.attn_cp_size > 1, "context parallelism"),
@@ -203,3 +204,15 @@ def graphs_off(s: State, reason: str) -> Effects:
         return
     yield Assign("cuda_graph_backend_decode", "disabled", reason)
     yield Assign("cuda_graph_backend_prefill", "disabled", reason)
+
+
+@rule(
+    "graphs.msprobe",
+    Stage.DIFFUSION,
+    since="0.5.13",
+    source="server_args.py:_handle_other_validations; 0.5.20+: arg_groups/serving_hook.py",
+)
+def msprobe(s: State) -> Effects:
+    """MsProbe dumps what runs without graphs."""
+    if s.user.get("msprobe_dump_config") is not None:
+        yield from graphs_off(s, "--msprobe-dump-config")

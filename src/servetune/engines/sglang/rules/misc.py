@@ -210,7 +210,7 @@ def hierarchical_cache_decode(s: State) -> Effects:
     if s.hicache_storage_backend in stores and layout == "layer_first" and not wide:
         paged = {"direct": "page_first_direct", "kernel": "page_first"}.get(io, layout)
         yield Assign("hicache_mem_layout", paged, f"storage on {s.hicache_storage_backend} takes no layer_first layout")
-    if s.version >= (0, 5, 14) or not s.enable_hierarchical_cache or io != "kernel" or s.attention_backends[1] != "fa3":
+    if s.version >= (0, 5, 14) or not _offloads(s) or io != "kernel" or s.attention_backends[1] != "fa3":
         return
     if s.decode_attention_backend is not None:
         yield Assign("hicache_io_backend", "direct", "fa3 decode does not work with kernel transfers")

@@ -7,6 +7,7 @@ import logging
 
 from servetune.engines.sglang.rules._registry import Assign, Effects, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import NO_JSON, State, json_of
+from servetune.engines.sglang.rules.graphs import graphs_off
 from servetune.engines.sglang.rules.misc import CHECK
 
 _PORTS = 65535
@@ -132,6 +133,31 @@ def multi_item_delimiter(s: State) -> Effects:
         )
 
 
+@rule(
+    "serving.multi_item",
+    Stage.GRAPHS_LATE,
+    since="0.5.13",
+    source="server_args.py:_handle_multi_item_scoring; 0.5.20+: arg_groups/attention_hook.py:handle_multi_item_scoring",
+)
+def multi_item(s: State) -> Effects:
+    """Scoring several items at once runs on flashinfer, without graphs, radix cache and chunks."""
+    if not s.enable_mis:
+        return
+    reason = "--enable-mis"
+    yield from graphs_off(s, reason)
+    if s.version < (0, 5, 14):
+        yield Assign("disable_piecewise_cuda_graph", True, reason)
+    yield Assign("disable_radix_cache", True, reason)
+    yield Assign("chunked_prefill_size", -1, reason)
+    wrong = [name for name in s.attention_backends if name != "flashinfer"]
+    if wrong and s.attention_backend is not None:
+        yield Refuse(
+            f"--enable-mis needs attention backend flashinfer, got {wrong[0]}",
+            ("enable_mis", "attention_backend"),
+            ("--attention-backend flashinfer",),
+        )
+
+
 @rule("serving.pdmux", Stage.CHECK, since="0.5.4", source=CHECK)
 def pdmux(s: State) -> Effects:
     """Multiplexing prefill and decode excludes chunked prefill, pipelines, disaggregation and the overlap scheduler."""
@@ -140,7 +166,7 @@ def pdmux(s: State) -> Effects:
     chunk = s.chunked_prefill_size
     for wrong, flag, instead in (
         (s.pp_size != 1, "pp_size", "--pp-size 1"),
-        (chunk is not None and chunk != -1, "chunked_prefill_size", "--chunked-prefill-size -1"),
+        (chunk != -1, "chunked_prefill_size", "--chunked-prefill-size -1"),  # the default, even unknown, chunks
         (s.disaggregation_mode != "null", "disaggregation_mode", "drop --disaggregation-mode"),
         (not s.disable_overlap_schedule, "disable_overlap_schedule", "--disable-overlap-schedule"),
     ):

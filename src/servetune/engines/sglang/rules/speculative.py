@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from servetune.engines.sglang.rules._registry import Assign, Effects, Fill, Refuse, Stage, rule
 from servetune.engines.sglang.rules._state import State
 
@@ -93,6 +95,10 @@ def adaptive(s: State) -> Effects:
     chain = s.speculative_algorithm in ("EAGLE", "EAGLE3") and s.speculative_eagle_topk in (None, 1)
     if not chain or s.attention_dp > 1:
         yield Assign("speculative_adaptive", False, "it is for EAGLE chains without attention data parallelism")
+    elif s.version >= (0, 5, 23):
+        for field, value in (("speculative_eagle_topk", 1), ("speculative_num_steps", 3)):
+            if getattr(s, field) is None:
+                yield Fill(field, value)
 
 
 @rule("speculative.one_block", Stage.SPECULATIVE, since="0.5.11", source="speculative_hook.py (DFLASH, DSPARK)")
@@ -107,6 +113,8 @@ def one_block(s: State) -> Effects:
             yield Assign(field, 1, f"{s.speculative_algorithm} drafts one block")
     if s.enable_mixed_chunk and not _mixed_chunk(s):
         yield Assign("enable_mixed_chunk", False, f"{s.speculative_algorithm} speculation runs without mixed chunks")
+    if s.speculative_algorithm == "DFLASH" and s.version <= (0, 5, 13):
+        yield Assign("disable_overlap_schedule", True, "DFLASH speculation runs without the overlap scheduler")
     alone = s.speculative_algorithm == "DSPARK" and s.disaggregation_mode == "prefill"
     if s.pp_size != 1 and not alone:
         yield Refuse(
@@ -130,6 +138,77 @@ def draft_window(s: State) -> Effects:
             "--speculative-draft-sink-size is not negative and needs --speculative-draft-window-size",
             ("speculative_draft_sink_size", "speculative_draft_window_size"),
             ("name --speculative-draft-window-size",),
+        )
+
+
+@rule("speculative.block_groups", Stage.SPECULATIVE, since="0.5.11", source=f"{SOURCE} (DFLASH, DSPARK)")
+def block_groups(s: State) -> Effects:
+    """DFLASH runs without DP attention up to 0.5.13; later it and DSPARK need the DP LM head for it."""
+    if s.speculative_algorithm not in ("DFLASH", "DSPARK") or s.attention_dp <= 1:
+        return
+    flags = ("speculative_algorithm", "enable_dp_attention", "enable_dp_lm_head")
+    if s.version <= (0, 5, 13):
+        yield Refuse("DFLASH speculation and DP attention exclude each other", flags[:2])
+    elif s.version >= (0, 5, 23) and not s.enable_dp_lm_head:
+        yield Refuse(
+            f"{s.speculative_algorithm} speculation with attention data parallelism needs --enable-dp-lm-head",
+            flags,
+            ("--enable-dp-lm-head", "--attn-dp-size 1"),
+        )
+
+
+@rule("speculative.dspark_draft", Stage.SPECULATIVE, since="0.5.23", source="speculative_hook.py:_handle_dspark")
+def dspark_draft(s: State) -> Effects:
+    """DSPARK needs a draft, unless the checkpoint has one: its config says so, or a folder `dspark` lies in it."""
+    missing = s.speculative_draft_model_path is None and not s.model.bundles_draft
+    if s.speculative_algorithm == "DSPARK" and s.model.known and missing and not _draft_folder(s):
+        yield Refuse(
+            "DSPARK speculation needs --speculative-draft-model-path",
+            ("speculative_algorithm", "speculative_draft_model_path"),
+            ("name --speculative-draft-model-path",),
+        )
+
+
+def _draft_folder(s: State) -> bool:
+    """Whether the model's folder, as far as it lies on this machine, holds a draft."""
+    model = s.user.get("model_path")
+    return isinstance(model, str) and (Path(model) / "dspark" / "config.json").is_file()
+
+
+@rule("speculative.block_tokens", Stage.SPECULATIVE, since="0.5.13", source=f"{SOURCE} (DFLASH, DSPARK)")
+def block_tokens(s: State) -> Effects:
+    """The block that DFLASH and DSPARK verify: as named, else (where the draft's config says nothing) 16 and 8."""
+    algorithm = s.speculative_algorithm
+    if algorithm not in ("DFLASH", "DSPARK"):
+        return
+    block = s.user.get(f"speculative_{algorithm.lower()}_block_size")
+    tokens = s.speculative_num_draft_tokens
+    if not isinstance(block, int) or block <= 0:
+        if tokens is None:
+            yield Fill("speculative_num_draft_tokens", 16 if algorithm == "DFLASH" else 8)
+        return
+    verified = block if algorithm == "DFLASH" else block + 1
+    if tokens not in (None, verified):
+        yield Refuse(
+            f"--speculative-num-draft-tokens {tokens} and a block of {block} differ: {algorithm} verifies {verified}",
+            ("speculative_num_draft_tokens", f"speculative_{algorithm.lower()}_block_size"),
+            (f"--speculative-num-draft-tokens {verified}",),
+        )
+    yield Fill("speculative_num_draft_tokens", verified)
+
+
+@rule("speculative.window_of_a_block", Stage.SPECULATIVE, since="0.5.13", source=f"{SOURCE} (DFLASH)")
+def window_of_a_block(s: State) -> Effects:
+    """The draft's window holds the block that DFLASH verifies, as far as that is named."""
+    window = s.user.get("speculative_draft_window_size")
+    block = s.user.get("speculative_num_draft_tokens") or s.user.get("speculative_dflash_block_size")
+    if s.speculative_algorithm != "DFLASH" or not isinstance(window, int) or not isinstance(block, int):
+        return
+    if 0 < window < block:
+        yield Refuse(
+            f"--speculative-draft-window-size {window} is below the block of {block} tokens",
+            ("speculative_draft_window_size", "speculative_num_draft_tokens"),
+            (f"--speculative-draft-window-size {block}",),
         )
 
 
@@ -259,4 +338,26 @@ def no_mixed_chunk(s: State) -> Effects:
         yield Refuse(
             "--enable-mixed-chunk and speculative decoding exclude each other",
             ("enable_mixed_chunk", "speculative_algorithm"),
+        )
+
+
+@rule(
+    "speculative.adaptive_steps",
+    Stage.SPECULATIVE,
+    since="0.5.13",
+    source="speculative/adaptive_spec_params.py:validate_adaptive_initial_steps",
+)
+def adaptive_steps(s: State) -> Effects:
+    """Adaptive drafting begins with a number of steps that it may choose later."""
+    candidates = (1, 3, 7) if s.version <= (0, 5, 13) else (0, 1, 3, 5, 7)
+    steps = s.speculative_num_steps
+    if not s.speculative_adaptive or s.speculative_algorithm not in ("EAGLE", "EAGLE3"):
+        return
+    if s.speculative_eagle_topk != 1:
+        yield Assign("speculative_adaptive", False, "it is for EAGLE chains")
+    elif steps not in candidates and "speculative_adaptive_config" not in s.user:
+        yield Refuse(
+            f"--speculative-adaptive begins with {steps} steps, which are none of {', '.join(map(str, candidates))}",
+            ("speculative_adaptive", "speculative_num_steps"),
+            tuple(f"--speculative-num-steps {number}" for number in candidates),
         )
