@@ -42,8 +42,19 @@ class RecurrentStates:
         return (conv * _CONV_BYTES + state * _STATE_BYTES.get(state_dtype or self.dtype or "", 4)) * self.layers
 
 
+#: Of a model whose config does not say their shapes.
+SHAPELESS = RecurrentStates(0, 0, 0, 0, 0, 1, 0, 0)
+
+
 def recurrent_states(architecture: str, text: Mapping[str, Any]) -> RecurrentStates | None:
     """Out of a (text) config; None for a model without, or of a kind that is not known."""
+    try:
+        return _states(architecture, text)
+    except KeyError:
+        return SHAPELESS
+
+
+def _states(architecture: str, text: Mapping[str, Any]) -> RecurrentStates | None:
     if "linear_num_value_heads" in text:
         return _gated_delta(text)
     if isinstance(text.get("linear_attn_config"), Mapping):

@@ -42,6 +42,7 @@ CHECKPOINT_BYTES = "servetune.checkpoint_bytes"
 _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 _BUNDLED_DRAFT_KEYS = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
 _EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_PER_LAYER_KEYS = (*_EXPERT_KEYS, "intermediate_size", "moe_intermediate_size", "num_key_value_heads")
 _TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k", "moe_k")
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
@@ -151,7 +152,7 @@ def model_facts(config: Mapping[str, Any] | None) -> ModelFacts:
 def _whole(mapping: Mapping[str, Any], key: str, otherwise: int = 0) -> int:
     """A size; the mean where a config lists one for each layer (Gemma 3n's `intermediate_size`)."""
     value = mapping.get(key) or otherwise
-    if isinstance(value, list) and value and all(type(one) is int for one in value):
+    if key in _PER_LAYER_KEYS and isinstance(value, list) and value and all(type(one) is int for one in value):
         value = -(-sum(value) // len(value))
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ValueError(f"{key} is {value!r}; allowed: a whole number from 0 on")
