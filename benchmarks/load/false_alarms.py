@@ -1,13 +1,14 @@
 """Does the correctness gate raise false alarms, and does it raise the right ones?
 
     python benchmarks/load/false_alarms.py [URL] [--verdicts 200] [--sets 12] [--concurrency 10] [--random-weights]
+        [--first-seed 0] [--faulty 40]
 
 With URL: one running server against itself. It answers the gate's prompts `sets` times, alone and under load; each
 verdict draws three of the sets, two as the baseline's, one as a candidate's. Every alarm is a false one.
 
 Without: two hundred small random models whose answers differ in their low bits with the batch
 (tests/fakes/small_model), each launched three times; then the same with faults, which have to be found. At most two of
-the honest may be alarms.
+the honest may be alarms. `--first-seed` takes other models, `--faulty` so many for each fault.
 """
 
 import argparse
@@ -34,7 +35,6 @@ FAULTS = {
     "weights without any mantissa": Fault(low_bits=7, only_loaded=False),
     "(no fault: weights of 4 bits of mantissa)": Fault(low_bits=3, only_loaded=False),
 }
-OF_FAULTS = 40
 
 
 def of_server(options: argparse.Namespace) -> None:
@@ -55,9 +55,9 @@ def of_server(options: argparse.Namespace) -> None:
     tell("one server against itself", verdicts)
 
 
-def of_models(name: str, count: int, fault: Fault | None) -> None:
+def of_models(name: str, seeds: range, fault: Fault | None) -> None:
     verdicts = []
-    for seed in range(count):
+    for seed in seeds:
         model = SmallModel(seed, sharpness=3.0)
         launches = [model.answers(3 * seed), model.answers(3 * seed + 1), model.answers(3 * seed + 2, fault)]
         verdicts.append(compare(launches[:2], launches[2]))
@@ -79,13 +79,16 @@ def main() -> None:
     parser.add_argument("--verdicts", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=10)
     parser.add_argument("--random-weights", action="store_true")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--faulty", type=int, default=40)
     options = parser.parse_args()
     if options.url:
         of_server(options)
         return
-    of_models("honest", options.verdicts, None)
-    for name, fault in FAULTS.items():
-        of_models(name, OF_FAULTS, fault)
+    begin = options.first_seed
+    of_models("honest", range(begin, begin + options.verdicts), None)
+    for name, fault in FAULTS.items() if options.faulty else ():
+        of_models(name, range(begin, begin + options.faulty), fault)
 
 
 if __name__ == "__main__":

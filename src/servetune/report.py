@@ -150,12 +150,25 @@ def _note(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) ->
         return ""
     if passed_by_chance(record, stored.spec):
         return "crashed once and then passed: it may not win before it survives a confirmation"
+    found = lead(record, base, stored.spec)
+    return _nothing_done(record, base, found) or _fell_behind(record, base, found)
+
+
+def _nothing_done(record: TrialRecord, base: TrialRecord, found: Lead | None) -> str:
+    """By what tells that an option did nothing; empty when nothing does."""
     if is_the_baseline(record, base):
         return "ran as the baseline does, nothing that it sets is in effect: a difference is noise, and it may not win"
-    found = lead(record, base, stored.spec)
     if found is not None and found.equivalent:
         return "does what the baseline does, within 1 %: what it sets has no effect worth having"
     return ""
+
+
+def _fell_behind(record: TrialRecord, base: TrialRecord, found: Lead | None) -> str:
+    """A trial that was ahead in the launch that chose it, and not in those that were to confirm it."""
+    if found is None or not found.launches or found.gain > 0 or (record.value or 0.0) <= (base.value or 0.0):
+        return ""
+    count = f"{found.launches} fresh launches against {found.baseline_launches} of the baseline"
+    return f"measured more than the baseline in the search alone: {100 * found.gain:+.1f} % in {count}"
 
 
 def sets(stored: StoredStudy, record: TrialRecord) -> str:
@@ -174,10 +187,7 @@ def verdict(
     if base is None:
         return f"trial {best.number} is the best; there is no complete baseline to compare it with"
     if best.number == base.number:
-        same = [t.number for t in records if t.number != base.number and _no_win(stored, t, base)]
-        if same:
-            return f"the baseline stands: trial {', '.join(map(str, same))} did nothing, nothing else is ahead of it"
-        return f"the baseline stands: {_not_proved(stored, records, base) or 'nothing measured is ahead of it'}"
+        return f"the baseline stands: {_why_it_stands(stored, records, base)}"
     found = lead(best, base, stored.spec)
     if found is None:
         return f"trial {best.number} is the best; the baseline measured nothing to compare it with"
@@ -198,18 +208,38 @@ def _not_proved(stored: StoredStudy, records: Sequence[TrialRecord], base: Trial
     leads = [lead(t, base, stored.spec) for t in records if t.number != base.number and t.value is not None]
     tied = [x for x in leads if x is not None and x.low is not None and x.high is not None]
     best = max(tied, key=lambda found: found.gain, default=None)
-    if best is None or best.low is None or best.high is None:
+    if best is None or best.low is None or best.high is None or best.gain <= 0 or best.equivalent:
         return ""
     interval = f"95 % interval {100 * best.low:+.1f} to {100 * best.high:+.1f} %"
     count = f"{best.launches} fresh launches against {best.baseline_launches} of the baseline"
     return f"trial {best.trial} is not proved to be ahead ({100 * best.gain:+.1f} %, {interval}, {count})"
 
 
-def _no_win(stored: StoredStudy, record: TrialRecord, base: TrialRecord) -> bool:
-    """Whether a trial measured more than the baseline and did nothing all the same."""
-    if record.state is not TrialState.COMPLETE or record.duplicate_of is not None or failed_again(record):
-        return False
-    return (record.value or 0.0) > (base.value or 0.0) and bool(_note(stored, record, base))
+def _why_it_stands(stored: StoredStudy, records: Sequence[TrialRecord], base: TrialRecord) -> str:
+    """What became of each trial that measured more than the baseline in the search."""
+    spec, idle, behind, once = stored.spec, [], [], []
+    for record in records:
+        complete = record.state is TrialState.COMPLETE and record.duplicate_of is None and not failed_again(record)
+        if not complete or record.number == base.number or (record.value or 0.0) <= (base.value or 0.0):
+            continue
+        found = lead(record, base, spec)
+        if _nothing_done(record, base, found):
+            idle.append(record.number)
+        elif _fell_behind(record, base, found):
+            behind.append(record.number)
+        elif found is not None and not found.launches:
+            once.append(record.number)
+    told = [
+        f"trial {', '.join(map(str, numbers))} {fate}"
+        for numbers, fate in (
+            (idle, "did nothing"),
+            (behind, "was ahead in the search alone, not when launched again"),
+            (once, "was ahead in one launch alone, which may be noise"),
+        )
+        if numbers
+    ]
+    told += filter(None, [_not_proved(stored, records, base)])
+    return "; ".join(told) or "nothing measured is ahead of it"
 
 
 def _without_effect(ranked: Sequence[TrialRecord], base: TrialRecord | None) -> tuple[int, ...]:

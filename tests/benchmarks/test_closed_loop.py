@@ -147,6 +147,16 @@ def test_streams_that_stall_for_good_do_not_outlast_the_limit(process):
     assert "answers under way at the end had given no token" in " ".join(measurement.warnings)
 
 
+def test_a_level_too_short_for_an_answer_says_how_long_one_takes(process):
+    found = run(process.url, level(output_tokens=4000, requests="auto", limit_s=2.0))
+    assert not found.valid
+    assert found.output_tokens > 0
+    told = next(warning for warning in found.warnings if warning.startswith("no request was completed"))
+    assert "at this pace an answer takes about " in told
+    assert "and the level may last 2 s" in told
+    assert 15 < float(told.split("about ")[1].split()[0]) < 60  # 20 s, and a busy machine's part
+
+
 def test_it_empties_the_cache_and_holds_the_concurrency_on_the_same_connections(process):
     server = process.behaving(*FAST, "--ids")  # counts of its own
     measurement = run(server.url, level(concurrency=16, requests=100))

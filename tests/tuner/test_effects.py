@@ -13,6 +13,7 @@ from servetune.tuner.confirm import winner
 from servetune.tuner.effects import (
     SERVED,
     flags_to_watch,
+    in_effect,
     is_the_baseline,
     no_difference,
     not_in_effect,
@@ -29,7 +30,7 @@ SPEC = StudySpec(
 )
 
 
-def run(value: float, purpose: RunPurpose, attempt: int, served, in_log=(), half: float = 0.001) -> RunRecord:
+def run(value: float, purpose: RunPurpose, attempt: int, served, in_log=(), half: float = 0.001, why="override"):
     measurement = Measurement(
         concurrency=1,
         output_tokens_per_s=value,
@@ -49,13 +50,13 @@ def run(value: float, purpose: RunPurpose, attempt: int, served, in_log=(), half
         started_at="t",
         finished_at="t",
         measurements=(measurement,),
-        log_facts={SERVED: served, "not_in_effect": [{"flag": flag} for flag in in_log]},
+        log_facts={SERVED: served, "not_in_effect": [{"flag": flag, "why": why} for flag in in_log]},
     )
 
 
-def trial(number, value, assignment, served=None, in_log=(), confirmed=(), half=0.001) -> TrialRecord:
+def trial(number, value, assignment, served=None, in_log=(), confirmed=(), half=0.001, why="override") -> TrialRecord:
     served = served or {}
-    runs = [run(value, RunPurpose.SEARCH, 0, served, in_log, half)]
+    runs = [run(value, RunPurpose.SEARCH, 0, served, in_log, half, why)]
     runs += [run(v, RunPurpose.CONFIRM, 2 + i, served, in_log) for i, v in enumerate(confirmed)]
     return TrialRecord(
         number=number,
@@ -123,6 +124,22 @@ def test_a_trial_of_which_nothing_is_in_effect_is_the_baseline_and_never_wins():
     assert not is_the_baseline(spelled_out, base)
 
 
+def test_the_number_that_the_log_says_is_in_effect_decides():
+    facts = {"in_effect": {"max-running-requests": 10000, "max-total-tokens": 20000}}
+    assert in_effect(facts, {"max-running-requests", "tp-size"}) == {"max-running-requests": 10000}
+    base = trial(0, 100, {"tp": 8}, {"running": 2500})
+    # reduced, and still another number than the baseline's: it may well win
+    reduced = trial(1, 110, {"tp": 8, "running": 100000}, {"running": 10000}, in_log=("running",), why="adapted")
+    assert not is_the_baseline(reduced, base)
+    assert not_in_effect(reduced) == frozenset()
+    assert winner([base, reduced], SPEC).number == 1
+    # two numbers that the pool makes one
+    capped = trial(0, 100, {"tp": 8, "running": 20000}, {"running": 10000}, in_log=("running",), why="adapted")
+    assert is_the_baseline(reduced, capped)
+    said = sentences({"running": 100000}, {"running": 10000}, ("line 2: running is changed: it was reduced",))
+    assert said == ("line 2: running is changed: it was reduced",)
+
+
 def test_what_the_baseline_ignores_too_says_nothing_of_a_trial():
     base = trial(0, 100, {"x": True}, {"x": False})
     assert not is_the_baseline(trial(1, 110, {"x": True, "y": 2}, {"x": False}), base)
@@ -143,6 +160,22 @@ def test_an_equivalent_configuration_does_not_win():
     assert "does what the baseline does, within 1 %" in report.ranking[0].note
     better = trial(1, 103, {"x": True}, confirmed=(103, 103.1, 102.9))
     assert report_of(base, better).winner == 1
+
+
+def test_what_was_ahead_in_its_search_alone_is_told_where_the_baseline_stands():
+    base = trial(0, 100, {}, confirmed=(100, 100.1, 99.9))
+    fell = trial(1, 135, {"x": True}, confirmed=(90, 90.1, 89.9))
+    once, below = trial(2, 120, {"y": 1}), trial(3, 80, {"y": 2})
+    report = report_of(base, fell, once, below)
+    assert report.winner == 0
+    assert report.verdict == (
+        "the baseline stands: trial 1 was ahead in the search alone, not when launched again; "
+        "trial 2 was ahead in one launch alone, which may be noise"
+    )
+    notes = {ranked.trial: ranked.note for ranked in report.ranking}
+    told = "measured more than the baseline in the search alone: -10.0 % in 3 fresh launches against 4 of the baseline"
+    assert notes == {0: "", 1: told, 2: "", 3: ""}
+    assert report_of(base, below).verdict == "the baseline stands: nothing measured is ahead of it"
 
 
 @pytest.mark.parametrize(("value", "half", "alike"), [(100.5, 0.005, True), (103, 0.005, False), (100.5, 0.05, False)])

@@ -2,7 +2,7 @@
 
 from servetune.core.benchmark import Measurement, Percentiles
 from servetune.core.objective import Objective
-from servetune.tuner.judge import beyond_limits
+from servetune.tuner.judge import beyond_limits, gave_nothing
 
 
 def measured(**changes) -> Measurement:
@@ -22,3 +22,9 @@ def test_a_load_search_that_found_no_load_is_beyond_its_limits_and_no_hang():
     none = measured(requests_completed=0, details={"concurrency_found": 0.0}, warnings=("no load keeps the limits: …",))
     assert beyond_limits(Objective(), none) == ("no load keeps the limits: …",)
     assert beyond_limits(Objective(), measured(details={"concurrency_found": 4.0}, warnings=("x",))) == ()
+
+
+def test_tokens_without_a_whole_answer_are_no_hang():
+    assert gave_nothing(measured(requests_completed=0, output_tokens=0, output_tokens_per_s=0, low=0, high=0))
+    assert not gave_nothing(measured(requests_completed=0, output_tokens=300))
+    assert not gave_nothing(measured())

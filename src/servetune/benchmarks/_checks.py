@@ -108,15 +108,17 @@ def concurrency_held(requests: Requests, window: Window) -> float:
     return float(np.sum(np.maximum(overlap, 0.0)) / window.duration_s)
 
 
-def of_requests(requests: Requests, reasons: Counter[str], window: Window | None) -> Iterable[Finding]:
-    """Failed, refused and short answers; nothing completed."""
+def of_requests(
+    requests: Requests, reasons: Counter[str], window: Window | None, outlook: str = ""
+) -> Iterable[Finding]:
+    """Failed, refused and short answers; nothing completed. `outlook`: why nothing could be, where tokens flowed."""
     within = np.ones(len(requests.ended_s), dtype=bool)
     if window is not None:
         within = (requests.ended_s > window.begin_s) & (requests.ended_s <= window.end_s)
     completed = int(np.sum(within & (requests.outcome == Outcome.COMPLETED)))
     failed = int(np.sum(within & (requests.outcome == Outcome.FAILED)))
     if not completed:
-        yield Finding("no request was completed in the measured part", fatal=True)
+        yield Finding(f"no request was completed in the measured part{outlook}", fatal=True)
     if reasons:
         listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(4))
         yield Finding(
@@ -158,17 +160,22 @@ def of_concurrency(held: float, wanted: int) -> Iterable[Finding]:
         yield Finding(f"only {held:.1f} of {wanted} requests were in flight on average", fatal=True)
 
 
-def of_arrivals(requests: Requests, window: Window, effort: Effort, most: int) -> Iterable[Finding]:
-    """Open loop: requests that had to wait in the client, and a server that falls behind."""
-    if effort.queued >= 1:
-        yield Finding(f"{effort.queued:.1f} requests on average waited in the client: at most {most} were in flight")
+def of_arrivals(requests: Requests, window: Window, queued: tuple[float, float], most: int) -> Iterable[Finding]:
+    """Open loop: requests that had to wait in the client, and a server that falls behind.
+
+    `queued`: of the window's halves, requests that had come and were not sent, on average. Of those the table has only
+    the ones that were sent later.
+    """
+    mean = sum(queued) / 2
+    if mean >= 1:
+        yield Finding(f"{mean:.1f} requests on average waited in the client: at most {most} were in flight")
     middle_s = (window.begin_s + window.end_s) / 2
-    earlier = concurrency_held(requests, Window(window.begin_s, middle_s))
-    later = concurrency_held(requests, Window(middle_s, window.end_s))
+    earlier = min(most, concurrency_held(requests, Window(window.begin_s, middle_s))) + queued[0]
+    later = min(most, concurrency_held(requests, Window(middle_s, window.end_s))) + queued[1]
     if later > GROWS_BY * earlier + 3:
         yield Finding(
-            f"the server falls behind: {earlier:.1f} requests were in flight in the first half, {later:.1f} in the "
-            f"second; latencies depend on how long one measures"
+            f"the server falls behind: {earlier:.1f} requests had come and were not answered in the first half, "
+            f"{later:.1f} in the second; latencies depend on how long one measures"
         )
 
 

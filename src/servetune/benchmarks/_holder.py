@@ -23,6 +23,7 @@ from servetune.benchmarks._records import Outcome, Records
 #: Handshakes at a time: a burst of 1,024 overflows the listen queue of common servers, and then takes a second or more.
 CONNECTING_AT_ONCE = 64
 CONNECT_TIMEOUT_S = 10.0
+MOST_WAITING = 100_000  # requests of an open loop that have come and not been sent; what comes later is late
 LONGEST_PAUSE_S = 2.0  # before a place is filled again after failures
 
 
@@ -165,8 +166,10 @@ class Holder:
         begin = time.monotonic()
         for time_s in _mine(arrivals.times_s(), self._plan):
             due = begin + time_s / self._plan.node_s_per_wall_s
-            if (wait_s := due - time.monotonic()) > 0:
-                await asyncio.sleep(wait_s)
+            # also when it is due: requests that come faster than they can be sent must not keep the loop from reading
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            while len(self._waiting) >= MOST_WAITING:
+                await asyncio.sleep(self._tick_s)
             self._waiting.append(due)
             self._next()
 

@@ -14,6 +14,9 @@ from pydantic import Field
 from servetune.core.errors import SpecError
 from servetune.core.space import Frozen
 
+#: Seconds; beyond is no time of a trace, nor are NaN and infinity.
+MOST_ARRIVAL_S = 1e12
+
 
 class Lengths(Protocol):
     """Request number → tokens. The same number always has the same lengths."""
@@ -111,12 +114,11 @@ def read_trace(path: str) -> Trace:
     rows = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise SpecError(f"the trace {path} holds no request; each line is {{'input': 512, 'output': 256}}")
-    arrivals = tuple(row.get("arrival") for row in rows)
+    timed = all(row.get("arrival") is not None for row in rows)
+    if timed:
+        rows.sort(key=lambda row: float(row["arrival"]))
     pairs = tuple((int(row["input"]), int(row["output"])) for row in rows)
-    if any(arrival is None for arrival in arrivals):
-        return Trace(pairs, None)
-    times = sorted(float(arrival) for arrival in arrivals if arrival is not None)
-    return Trace(pairs, tuple(time_s - times[0] for time_s in times))
+    return Trace(pairs, tuple(float(row["arrival"] - rows[0]["arrival"]) for row in rows) if timed else None)
 
 
 def _row(path: str, number: int, line: str) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _row(path: str, number: int, line: str) -> dict[str, Any]:
             got = row.get(key) if isinstance(row, dict) else row
             raise SpecError(f"{where}: {key!r} must be a number of tokens from 1 on, got {got!r}")
     arrival = row.get("arrival")
-    if arrival is not None and (isinstance(arrival, bool) or not isinstance(arrival, int | float)):
+    if arrival is not None and not (type(arrival) in (int, float) and abs(arrival) < MOST_ARRIVAL_S):
         raise SpecError(f"{where}: 'arrival' must be seconds, got {arrival!r}")
     assert isinstance(row, dict)
     return row

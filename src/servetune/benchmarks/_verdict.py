@@ -59,7 +59,16 @@ def judge(outcome: LevelOutcome) -> Measurement:
         noted += of_unanswered(requests, over_s) if not len(events.time_s) else ()
         effort = effort_between([harvest.effort for harvest in outcome.harvests], 0.0, outcome.over_wall_s)
         return _nothing(outcome, requests, [*noted, *of_requests(requests, reasons, None), *of_client(effort, None)])
-    return _figures(outcome, times, window, requests, events, [*noted, *of_requests(requests, reasons, window)])
+    noted += of_requests(requests, reasons, window, _outlook(outcome))
+    return _figures(outcome, times, window, requests, events, noted)
+
+
+def _outlook(outcome: LevelOutcome) -> str:
+    """How long an answer takes against how long the level may last, as a half sentence."""
+    answer_s, limit_s = outcome.pace.wave_s(), outcome.level.limit_s
+    if answer_s is None or answer_s < 0.5 * limit_s:
+        return ""
+    return f": at this pace an answer takes about {answer_s:.0f} s, and the level may last {limit_s:.0f} s"
 
 
 def _window(outcome: LevelOutcome, times: TimeMap, events: Events) -> Window | None:
@@ -90,7 +99,8 @@ def _figures(
     answer = seen["e2e"]
     held = concurrency_held(requests, window)
     assert outcome.measured is not None
-    effort = effort_between([harvest.effort for harvest in outcome.harvests], *outcome.measured)
+    costs = [harvest.effort for harvest in outcome.harvests]
+    effort = effort_between(costs, *outcome.measured)
     view = server_view(outcome.readings, window, times)
     compared = compare_counters(outcome.readings, requests, events, window, times)
     findings += of_client(effort, None if answer is None else answer.mean / outcome.node_s_per_wall_s)
@@ -98,12 +108,15 @@ def _figures(
     if outcome.demand.arrivals is None:
         findings += of_concurrency(held, outcome.level.concurrency)
     else:
-        findings += of_arrivals(requests, window, effort, outcome.level.concurrency)
+        begin_s, end_s = outcome.measured
+        middle_s = (begin_s + end_s) / 2
+        queued = (effort_between(costs, begin_s, middle_s).queued, effort_between(costs, middle_s, end_s).queued)
+        findings += of_arrivals(requests, window, queued, outcome.level.concurrency)
     findings += of_steadiness(
         events, window, (flow.high - flow.low) / 2, outcome.pace.settled or outcome.level.workload.warmup != "auto"
     )
     findings += of_prompts([harvest.records for harvest in outcome.harvests])
-    findings += of_server(view, held)
+    findings += of_server(view, min(held, outcome.level.concurrency))  # what waits in the client is not the server's
     findings += of_counters(compared)
     return Measurement(
         concurrency=outcome.level.concurrency,

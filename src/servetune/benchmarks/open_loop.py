@@ -38,6 +38,10 @@ def arrivals_of(settings: Settings, seed: int) -> Arrivals:
         times_s = read_trace(settings.lengths.trace).arrivals_s
         if times_s is None:
             raise SpecError(f"rate: trace needs an 'arrival' in every line of {settings.lengths.trace}")
+        if len(times_s) > 1 and times_s[-1] <= 0:
+            raise SpecError(
+                f"rate: trace needs arrivals at different times, {settings.lengths.trace} has one time only"
+            )
         return TraceArrivals(times_s)
     try:
         per_s = float(number)

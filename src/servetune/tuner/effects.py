@@ -36,12 +36,18 @@ def served_arguments(info: Any, flags: Iterable[str]) -> dict[str, Value]:
     return {flag: value for flag, value in found.items() if isinstance(value, bool | int | float | str)}
 
 
+def in_effect(log_facts: Mapping[str, Any], flags: Iterable[str]) -> dict[str, Value]:
+    """Of the numbers that the log says the server works with, those of these flags: surer than its arguments."""
+    told = log_facts.get("in_effect", {})
+    return {flag: told[flag] for flag in sorted(flags) if flag in told}
+
+
 def sentences(assignment: Assignment, served: Mapping[str, Value], log_warnings: Sequence[str]) -> tuple[str, ...]:
     """The log's own warnings, and one more per changed flag of which the log said nothing."""
     said = [
         f"{flag}={assignment[flag]} is {_verb(assignment[flag])}: the server itself says {value}"
         for flag, value in _changed(assignment, served).items()
-        if not any(f"{flag} is not in effect" in warning for warning in log_warnings)
+        if not any(f"{flag} is {verb}" in warning for warning in log_warnings for verb in ("not in effect", "changed"))
     ]
     return (*log_warnings, *said)
 
@@ -73,7 +79,8 @@ def not_in_effect(record: TrialRecord) -> frozenset[str]:
     """Flags of a trial that its finished launches did not honour, by their logs and by the servers themselves."""
     found: set[str] = set()
     for run in _finished(record):
-        found |= {entry["flag"] for entry in run.log_facts.get("not_in_effect", ()) if "flag" in entry}
+        said = run.log_facts.get("not_in_effect", ())
+        found |= {entry["flag"] for entry in said if "flag" in entry and entry.get("why") != "adapted"}
         changed = _changed(record.assignment, run.log_facts.get(SERVED, {}))
         found |= {flag for flag in changed if not _is_number(record.assignment[flag])}
     return frozenset(found & record.assignment.keys())

@@ -19,6 +19,15 @@ FEASIBLE = -1.0
 _ORDER = tuple(Phase)
 
 
+def gave_nothing(measurement: Measurement) -> bool:
+    """Whether a server under load gave neither an answer nor a token.
+
+    One whose tokens flow while no answer ends within the level's time does not hang: the measurement's own warning says
+    how long an answer takes.
+    """
+    return measurement.requests_completed == 0 and measurement.output_tokens == 0
+
+
 def outcome_of(spec: StudySpec, failure: Failure | None, measurements: Sequence[Measurement], pruned: bool) -> Outcome:
     """The outcome of a trial whose last run ended like this."""
     levels = spec.objective.contributions(measurements)

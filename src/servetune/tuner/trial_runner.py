@@ -17,10 +17,10 @@ from servetune.core.node import Guarded, LaunchSpec, LoadHost, Node, NodeFacts, 
 from servetune.core.space import Assignment, Value
 from servetune.core.study import StudySpec
 from servetune.tuner.adoption import TakenUp
-from servetune.tuner.effects import SERVED, flags_to_watch, sentences, served_arguments
+from servetune.tuner.effects import SERVED, flags_to_watch, in_effect, sentences, served_arguments
 from servetune.tuner.gate import Gate, random_weights
 from servetune.tuner.installation import check_installation
-from servetune.tuner.judge import beyond_limits
+from servetune.tuner.judge import beyond_limits, gave_nothing
 from servetune.tuner.load_place import LoadPlace
 from servetune.tuner.probe import Probe, server_info
 from servetune.tuner.stopping import StopRequest
@@ -157,7 +157,9 @@ class TrialRunner:
         job.recorder.phase("stop", now_s - before_s)
         result.node_s = now_s - watch.started_s
         job.recorder.progress(result.node_s)
-        result.log_facts = {**watch.reader.facts(), SERVED: result.served}
+        facts = watch.reader.facts()
+        result.served = {**result.served, **in_effect(facts, flags_to_watch(self._spec.space, job.assignment))}
+        result.log_facts = {**facts, SERVED: result.served}
         result.log_warnings = sentences(job.assignment, result.served, tuple(watch.reader.warnings()))
 
     def _stop_server(self, watch: Watch) -> None:
@@ -325,7 +327,7 @@ class TrialRunner:
     def _judge(self, watch: Watch, measurement: Measurement) -> Failure | None:
         """A measurement that must not be used is a failure; so is one beyond a limit of the objective."""
         beyond = beyond_limits(self._spec.objective, measurement)
-        if measurement.requests_completed == 0 and not beyond:
+        if gave_nothing(measurement) and not beyond:
             return self._diagnose(watch, "hang" if measurement.requests_failed == 0 else "overload")
         if beyond:
             return _failure("limit_exceeded", Verdict.INFEASIBLE, "; ".join(beyond), deterministic=True)

@@ -161,11 +161,35 @@ def test_dull_lines_may_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [everything(read(raw)) for raw in raws] == with_skipping
 
 
+REDUCED = (
+    "[2026-11-30 04:52:59] server_args={'max_running_requests': 100000, 'dp_size': %d, 'enable_dp_attention': %s}\n"
+    "[2026-11-30 04:53:20] max_running_requests was reduced from the requested %d to 10000 (per dp worker) due to the available KV cache capacity.\n"
+    "[2026-11-30 04:53:21] max_total_num_tokens=20000, chunked_prefill_size=-1, max_prefill_tokens=16384, max_running_requests=10000, context_len=4096, available_cpu_mem=18.23 GB\n"
+)
+
+
+def test_a_number_that_was_reduced_is_changed_and_the_one_in_effect_is_told() -> None:
+    reader = read((REDUCED % (1, False, 100000)).encode(), {"max-running-requests": 100000})
+    assert [text.split(" was reduced")[0] for text in reader.warnings()] == [
+        "line 2: max-running-requests is changed: max_running_requests"
+    ]
+    assert reader.facts()["in_effect"] == {"max-total-tokens": 20000, "max-running-requests": 10000}
+    left_out = read((REDUCED % (1, False, 100000)).encode(), {"max-total-tokens": 20000})
+    assert left_out.facts()["in_effect"]["max-running-requests"] == 10000
+
+
+@pytest.mark.parametrize(("ranks", "attention", "told"), [(8, True, 80000), (8, False, 10000)])
+def test_running_requests_are_those_of_all_ranks_of_the_attention(ranks: int, attention: bool, told: int) -> None:
+    reader = read((REDUCED % (ranks, attention, 12500)).encode(), {"max-running-requests": 100000})
+    assert reader.facts()["in_effect"]["max-running-requests"] == told
+
+
 def test_every_pattern_needs_a_telling_word() -> None:
     samples = [
         "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
         "TorchSymmMemCommunicator: Device capability 12 not supported, communicator is not available.",
         "max_running_requests was reduced from the requested 64 to 32",
+        "max_running_requests is capped to 32 by the mamba state cache",
         "Overlap scheduler is disabled because of using eagle",
         "KV cache pool is full. Retract requests. #retracted_reqs: 12",
         "FlashInfer autotune completed.",

@@ -67,7 +67,7 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for number, text, notice, _ in run.notices:
         for flag in notice.flags:
-            if flags.asked_off(flag) or (notice.why == "override" and not flags.on(flag)):
+            if flags.asked_off(flag) or (notice.why in ("override", "adapted") and not flags.on(flag)):
                 continue
             found.setdefault(
                 flag,
@@ -80,6 +80,23 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
                 },
             )
     return list(found.values())
+
+
+def in_effect(run: Run) -> dict[str, int]:
+    """Numbers that the scheduler says it works with, by flag, whatever was asked for.
+
+    `/server_info` repeats their arguments (0.5.23: `max_running_requests` 100000 where 10000 fit the pool). The log
+    counts the running requests of one data-parallel rank of the attention, the flag those of all.
+    """
+    pool = run.progress.pool
+    ranks = run.effective.get("dp-size") if run.effective.get("enable-dp-attention") else 1
+    times = ranks if isinstance(ranks, int) else 1
+    found = {
+        "max-total-tokens": pool.get("max_total_num_tokens"),
+        "max-running-requests": pool.get("max_running_requests"),
+    }
+    scales = {"max-running-requests": times}
+    return {flag: number * scales.get(flag, 1) for flag, number in found.items() if number is not None}
 
 
 def what(flag: str) -> str:
@@ -96,10 +113,14 @@ def _said(item: dict[str, Any]) -> str:
     return name
 
 
+def _fate(item: dict[str, Any]) -> str:
+    return "changed" if item["why"] == "adapted" else "not in effect"
+
+
 def warnings(run: Run, assignment: Assignment) -> list[str]:
     """Sentences that a reader of a report wants to see, each with its line."""
     lines = [
-        f"line {item['line']}: {_said(item)} is not in effect: {item['text']}"
+        f"line {item['line']}: {_said(item)} is {_fate(item)}: {item['text']}"
         for item in not_in_effect(run, assignment)
     ]
     throughput = run.throughput

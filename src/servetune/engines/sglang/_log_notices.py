@@ -10,21 +10,24 @@ from typing import Literal
 MAX_READ_TEXT = 4000
 
 
+Why = Literal["hardware", "internal", "override", "adapted"]
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """An option that was accepted and does nothing, or not what was asked.
 
     `why`: hardware, the GPU or its links do not offer it; internal, it should work here and a check failed;
-    override, the engine decided otherwise.
+    override, the engine decided otherwise; adapted, it took another number, which is in effect.
     """
 
     text: re.Pattern[str]
     flags: tuple[str, ...]
-    why: Literal["hardware", "internal", "override"]
+    why: Why
     repair: tuple[tuple[str, str], ...] = ()
 
 
-def _notice(text: str, flags: str, why: Literal["hardware", "internal", "override"]) -> Notice:
+def _notice(text: str, flags: str, why: Why) -> Notice:
     return Notice(re.compile(text), tuple(flags.split()), why)
 
 
@@ -77,9 +80,9 @@ NOTICES: tuple[Notice, ...] = (
     _notice(r"[Rr]adix cache is disabled", "disable-radix-cache", "override"),
     _notice(r"deepep[-_]mode.*ignored", "deepep-mode", "override"),
     _notice(
-        r"max_running_requests was reduced|[Mm]ax running requests is reset",
+        r"max_running_requests (?:was reduced|is capped)|[Mm]ax running requests is reset",
         "max-running-requests",
-        "override",
+        "adapted",
     ),
     _notice(
         r"(?i)symm(?:etric)?[ -_]?mem\w*.*(?:not supported|not available|falling back)", "enable-symm-mem", "hardware"
@@ -139,6 +142,7 @@ TELLING = (
     b"retract",
     b"disab",
     b"reduced",
+    b"capped",
     b"reset",
     b"ignor",
     b"no effect",
@@ -221,7 +225,7 @@ RETRACTION = re.compile(r"KV cache pool is full\. Retract|Retract requests|#retr
 
 
 _SPEAKS_OF_AN_OPTION = re.compile(
-    r"(?i)not supp|not avail|unavail|disab|failed|reduced|reset|ignor|no effect|not prod|falling back|fallback"
+    r"(?i)not supp|not avail|unavail|disab|failed|reduced|reset|ignor|no effect|not prod|falling back|fallback|capped"
 )
 
 

@@ -210,6 +210,7 @@ class SglangLogReader:
             "retractions": run.throughput.retractions,
             "timeline": _log_phases.timeline(progress, run.end_s),
             "not_in_effect": _failure_report.not_in_effect(run, self._assignment),
+            "in_effect": _failure_report.in_effect(run),
         }
 
     def _flags(self, run: Run) -> Assignment:
