@@ -26,6 +26,7 @@ SEEDS = {
     "seen": range(9000, 9024),
     "earlier": range(9100, 9124),  # judged earlier versions; a few of their runs were looked at
     "judging": range(9200, 9220),
+    "ideas": range(9300, 9320),  # for trying ideas against the present code
 }
 LEVELS = (1, 10, 256, 1024)
 

@@ -16,6 +16,8 @@ from servetune.core.space import CategoricalDomain, FloatDomain, IntDomain, Para
 from servetune.search._grid import Grid
 from servetune.search._history import Context, Seen
 from servetune.search._memory import Memory
+from servetune.search._room import Room
+from servetune.search._values import values_of
 from servetune.search.objections import Objections, Rule
 from servetune.search.refusals import Refusals
 from servetune.search.samplers import adaptive
@@ -233,31 +235,58 @@ def test_a_baseline_outside_the_space_is_taken_as_it_was_launched():
         given={"cuda-graph-max-bs": 128},
         facts={**inside.facts, "kv_tokens": 5000 * (40 - 38)},
     )
-    memory = Memory(grid, [baseline], context, 0)
+    memory = Memory(grid, [baseline], context)
     assert memory.launched([baseline])[0] == pytest.approx([0.62])
     assert memory.held([baseline]) == pytest.approx([10.0])
     held = memory.requests(np.array([grid.encode(BASE)]))
     assert held[0] == pytest.approx(5 * 25, rel=0.02)
 
 
-def chances(memory, *points):
+def chances(seen, *points):
     grid = Grid(SPACE)
     rows = np.array([grid.encode({**BASE, "mem-fraction-static": f, "cuda-graph-max-bs": b}) for f, b in points])
-    return np.exp(memory.log_probability(rows))
+    return np.exp(Room(Memory(grid, seen, Context({256: 1.0}, 1000.0, {})), seen, 0).log_probability(rows))
 
 
 def test_memory_follows_from_one_log_and_gets_sharper_with_each_crash():
-    context = Context({256: 1.0}, 1000.0, {})
-    grid = Grid(SPACE)
-    memory = Memory(grid, [loaded(0, 0.85, 128)], context, 0)
-    low, kept, high = chances(memory, (0.70, 128), (0.85, 128), (0.97, 128))
+    seen = [loaded(0, 0.85, 128)]
+    low, kept, high = chances(seen, (0.70, 128), (0.85, 128), (0.97, 128))
     assert high < 0.2 < 0.9 < kept
     assert low > 0.9  # 40 GiB are left, 30 stay outside the pool
-    assert chances(memory, (0.90, 400))[0] < chances(memory, (0.90, 64))[0]
+    assert chances(seen, (0.90, 400))[0] < chances(seen, (0.90, 64))[0]
     crash = loaded(1, 0.93, 128, "oom_runtime", "serving", complete=False)
-    sharper = Memory(grid, [loaded(0, 0.85, 128), crash], context, 0)
-    assert chances(sharper, (0.93, 128))[0] < 0.2
-    assert chances(sharper, (0.94, 128))[0] < 0.1
-    assert chances(sharper, (0.85, 128))[0] > 0.9
+    assert chances([*seen, crash], (0.93, 128))[0] < 0.2
+    assert chances([*seen, crash], (0.94, 128))[0] < 0.1
+    assert chances([*seen, crash], (0.85, 128))[0] > 0.9
+    grid = Grid(SPACE)
+    memory = Memory(grid, seen, Context({256: 1.0}, 1000.0, {}))
     held = memory.requests(np.array([grid.encode(BASE)]))
     assert held[0] == pytest.approx(5 * 25, rel=0.02)
+
+
+def test_expected_values_are_made_once_for_one_history_and_anew_for_another():
+    """What is recommended after a launch and what is asked next rest on the same values."""
+    grid, context = Grid(SPACE), Context({256: 1.0}, 1000.0, {"mem-fraction-static": 0.85, "port": 30000})
+    seen = [dataclasses.replace(loaded(0, 0.85, 128), baseline=True), loaded(1, 0.88, 64)]
+    made = values_of(grid, seen, context)
+    elsewhere = dataclasses.replace(context, fixed={"mem-fraction-static": 0.85})
+    assert values_of(Grid(SPACE), [dataclasses.replace(one) for one in seen], elsewhere) is made
+    faster = dataclasses.replace(seen[1], log_levels={256: 7.5})
+    assert values_of(grid, [seen[0], faster], context).gains()[1] > made.gains()[1] + 0.1
+    assert values_of(grid, seen, dataclasses.replace(context, fixed={"mem-fraction-static": 0.8})) is not made
+
+
+def test_points_alike_in_all_but_order_are_of_one_kind():
+    """And in a space of too many categories for one number each point is its own kind."""
+    grid = Grid(SPACE)
+    points = [BASE, {**BASE, "mem-fraction-static": 0.9}, {**BASE, "runner": "cutlass"}]
+    rows = np.array([grid.encode(point) for point in points])
+    kinds, which = grid.kinds(rows)
+    assert len(kinds) == 2
+    assert which[0] == which[1] != which[2]
+    wide = Grid(SearchSpace(name="wide", parameters=tuple(
+        Parameter(name=f"p{i}", domain=CategoricalDomain(choices=("a", "b", "c"))) for i in range(40)
+    )))  # fmt: skip
+    rows = wide.random(50, np.random.default_rng(0))
+    kinds, which = wide.kinds(rows)
+    assert (kinds[which] == rows).all()

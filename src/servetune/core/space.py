@@ -33,7 +33,11 @@ class Condition(Frozen):
 
     def holds(self, values: Mapping[str, Choice]) -> bool:
         """Whether `values` satisfies every clause. A name that is absent from `values` counts as None."""
-        return all(any(same_value(values.get(name), want) for want in wanted) for name, wanted in self.any_of.items())
+        for name, wanted in self.any_of.items():
+            value = values.get(name)
+            if not any(same_value(value, want) for want in wanted):
+                return False
+        return True
 
 
 class CategoricalDomain(Frozen):
@@ -123,4 +127,4 @@ def flags_of(parameter: Parameter) -> frozenset[str]:
 
 def same_value(left: Any, right: Any) -> bool:
     """Equality that keeps True and 1 apart (Python says True == 1) and 8 and 8.0 together."""
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)

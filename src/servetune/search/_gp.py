@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 
 from servetune.search._grid import Codes, Grid
@@ -54,7 +55,7 @@ class AdditiveGp:
 
     def __init__(
         self,
-        tables: list[Floats],
+        grid: Grid,
         expected: Floats,
         codes: Codes,
         y: Floats,
@@ -62,11 +63,12 @@ class AdditiveGp:
         features: Floats,
         amplitudes: Floats | None = None,
     ) -> None:
-        self._expected = expected
-        self._plain = [p for p, table in enumerate(tables) if np.count_nonzero(table) == len(table)]
+        self._grid, self._expected = grid, expected
+        self._plain = [p for p, axis in enumerate(grid.axes) if axis.place is None]
+        self._ordered = [p for p, axis in enumerate(grid.axes) if axis.place is not None]
         self._codes, self._y, self._features = codes, y, features
-        self._variance = variance + LEAST_NOISE**2
-        self._like = [table[:, codes[:, p]] for p, table in enumerate(tables)]
+        self._told_variance, self._variance = variance, variance + LEAST_NOISE**2
+        self._like = [table[:, codes[:, p]] for p, table in enumerate(tables_of(grid))]
         parts = self._parts()
         self._fixed = features @ features.T + LEVEL_AMPLITUDE**2
         self.amplitudes = self._learned(parts) if amplitudes is None else amplitudes
@@ -80,15 +82,32 @@ class AdditiveGp:
         return np.concatenate([each, ((same**2 - same) / 2)[None]])
 
     def _across(self, codes: Codes) -> Floats:
-        """Covariance of `codes` with the data, as the amplitudes say; rows are gathered whole, which is fast."""
+        """Covariance of `codes` with the data, as the amplitudes say; points alike in all but order share a part."""
         power = self.amplitudes**2
-        same = np.zeros((len(codes), len(self._y)))
+        kinds, which = self._grid.kinds(codes)
+        same = np.zeros((len(kinds), len(self._y)))
+        own = np.zeros_like(same)
         for p in self._plain:
-            same += self._like[p][codes[:, p]]
-        across = power[-1] / 2 * (same**2 - same)
-        for p, like in enumerate(self._like):
-            across += (power[p] * like)[codes[:, p]]
+            like = self._like[p][kinds[:, p]]
+            same += like
+            own += power[p] * like
+        across = (own + power[-1] / 2 * (same**2 - same))[which]
+        for p in self._ordered:
+            across += (power[p] * self._like[p])[codes[:, p]]
         return np.asarray(across)
+
+    def believing(self, codes: Codes, features: Floats) -> AdditiveGp:
+        """The same with further points, taken for measured with what is expected of them."""
+        expected, _ = self.predict(codes, features)
+        return AdditiveGp(
+            self._grid,
+            self._expected,
+            np.concatenate([self._codes, codes]),
+            np.concatenate([self._y, expected]),
+            np.concatenate([self._told_variance, np.full(len(codes), 1e-4)]),
+            np.concatenate([self._features, features]),
+            self.amplitudes,
+        )
 
     def _learned(self, parts: Floats) -> Floats:
         count = len(parts)
@@ -102,7 +121,8 @@ class AdditiveGp:
             power = np.exp(2 * theta)
             covariance = base + (power @ flat).reshape(base.shape)
             lower = cholesky(covariance, lower=True, check_finite=False)
-            inverse = cho_solve((lower, True), np.eye(len(base)), check_finite=False)
+            inverse, _ = dpotri(lower, lower=1)  # its lower triangle
+            inverse = np.tril(inverse) + np.tril(inverse, -1).T
             alpha = inverse @ self._y
             away = (theta - middle) / AMPLITUDE_SPREAD
             value = 0.5 * self._y @ alpha + np.log(np.diag(lower)).sum() + 0.5 * away @ away
@@ -129,9 +149,16 @@ class AdditiveGp:
             self._variance = np.where(doubtful, OUTLIER_SD**2, self._variance)
             self._factor(parts)
 
+    def expected(self, codes: Codes, features: Floats) -> Floats:
+        """Mean of the true value, row by row."""
+        return np.asarray(self._covariance(codes, features) @ self._alpha)
+
+    def _covariance(self, codes: Codes, features: Floats) -> Floats:
+        return self._across(codes) + features @ self._features.T + LEVEL_AMPLITUDE**2
+
     def predict(self, codes: Codes, features: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the true value, row by row."""
-        across = self._across(codes) + features @ self._features.T + LEVEL_AMPLITUDE**2
+        across = self._covariance(codes, features)
         mean = across @ self._alpha
         half = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
         pairs = len(self._plain)

@@ -74,6 +74,7 @@ class Grid:
         self.space = space
         self.axes = tuple(_axis(parameter) for parameter in space.parameters)
         self.sizes = tuple(len(axis.values) for axis in self.axes)
+        self.key = tuple((axis.name, axis.values) for axis in self.axes)
         self._conditional = [i for i, axis in enumerate(self.axes) if axis.parameter.when.any_of]
 
     def encode(self, point: Mapping[str, Choice]) -> Codes:
@@ -129,6 +130,23 @@ class Grid:
             np.concatenate([rows[:, p, None] == np.arange(self.sizes[p]) for p in plain] or [rows[:, :0]], axis=1) * 1.0
         )
 
+    def kinds(self, rows: Codes) -> tuple[Codes, Codes]:
+        """One row for each that differs in the parameters without an order; and for each row, which of them it is."""
+        if self._radix is None or len(rows) < 2:
+            return rows, np.arange(len(rows))
+        _, first, which = np.unique((rows + 1) @ self._radix, return_index=True, return_inverse=True)
+        return rows[first], which
+
+    @cached_property
+    def _radix(self) -> Codes | None:
+        """Weights that make one number of the parameters without an order; None where 63 bits are too few."""
+        plain = [1 if axis.place is not None else size + 1 for axis, size in zip(self.axes, self.sizes, strict=True)]
+        if math.prod(plain) >= 2**63:
+            return None
+        weights = np.cumprod([1, *plain[:-1]], dtype=np.int64)
+        found: Codes = weights * np.array([axis.place is None for axis in self.axes])
+        return found
+
     def different(self, rows: Codes) -> Codes:
         """The rows without repetitions, in an order that depends on the rows alone."""
         weights = np.cumprod([1, *(size + 1 for size in self.sizes[:-1])], dtype=np.int64)  # wraps round in huge spaces
@@ -142,6 +160,18 @@ class Grid:
             if axis.place is not None and row[i] >= 0:
                 moved[:, i] = rng.integers(self.sizes[i], size=count)
         return self.settle(moved, rng)
+
+
+_made: list[Grid] = []
+
+
+def grid_of(space: SearchSpace) -> Grid:
+    """The grid of a space; the last two are kept, since a study asks for the same ones again and again."""
+    for grid in _made:
+        if grid.space is space:
+            return grid
+    _made[:] = [Grid(space), *_made[:1]]
+    return _made[0]
 
 
 def _axis(parameter: Parameter) -> Axis:

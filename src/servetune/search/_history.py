@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -40,6 +41,13 @@ class Seen:
     baseline: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def key(self) -> Hashable:
+        """All that expected values depend on."""
+        told = (self.log_levels, self.sd, self.facts, self.given)
+        dicts = tuple(tuple(sorted(one.items())) for one in told)
+        return self.number, self.codes.tobytes(), self.complete, self.slug, self.phase, self.baseline, *dicts
+
 
 @dataclass(frozen=True)
 class Context:
@@ -64,12 +72,24 @@ def history(trials: Sequence[FrozenTrial], grid: Grid) -> tuple[list[Seen], list
         if trial.state is TrialState.RUNNING:
             running.append(trial)
         elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and not _is_duplicate(trial):
-            seen.append(_seen(trial, grid))
+            seen.append(_once(trial.number, trial, grid))
     return seen, running
 
 
 def _is_duplicate(trial: FrozenTrial) -> bool:
     return "duplicate_of" in trial.user_attrs.get("result", {})
+
+
+#: Trial number → the finished trial, which does not change any more, the grid's key, and what was made of them.
+_made: dict[int, tuple[FrozenTrial, Hashable, Seen]] = {}
+
+
+def _once(number: int, trial: FrozenTrial, grid: Grid) -> Seen:
+    known = _made.get(number)
+    if known is None or known[0] is not trial or known[1] != grid.key:
+        known = (trial, grid.key, _seen(trial, grid))
+        _made[number] = known
+    return known[2]
 
 
 def _seen(trial: FrozenTrial, grid: Grid) -> Seen:

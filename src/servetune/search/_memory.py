@@ -1,19 +1,17 @@
-"""What logs taught about memory: whether a point fits, and how many requests its KV pool holds.
+"""What logs taught about memory: what weights leave of it, and how many requests a point's KV pool holds.
 
 The engine splits the memory that is free before the weights: `1 - fraction` of it stays outside the KV pool and must
 hold CUDA graphs (linear in the largest captured batch) and activations (linear in the chunk size); the pool gets what
-weights and this leave. Each log says the memory before and after the weights, of the graphs, and the pool's tokens, so
-most of it is known after one launch; what is not (graphs at other sizes, activations) is a cloud of guesses, weighed by
-which launches fitted.
+weights and this leave. Each log says the memory before and after the weights and the pool's tokens, so most of it is
+known after one launch; what is not is guessed (`_room.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr, ndtri
 
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import Context, Seen
@@ -23,19 +21,14 @@ Floats = NDArray[np.float64]
 FRACTION = ("mem-fraction-static",)
 GRAPH = ("cuda-graph-max-bs", "cuda-graph-max-bs-decode")
 CHUNK = ("chunked-prefill-size",)
-GUESSES = 128
-#: Of the memory before the weights: median and spread (of the logarithm) of what is not known yet.
-ACTIVATION, CHUNK_1K, GRAPH_BASE, GRAPH_EACH = (0.02, 0.45), (0.001, 0.5), (0.005, 0.6), (1.5e-4, 0.6)
 #: Weights that another value of a categorical parameter adds, of the memory before the weights.
 MORE_WEIGHTS = 0.03
-#: How sharply a launch that fitted or not is taken, of the memory before the weights.
-SHARP = 0.0008
 
 
 class Memory:
     """The arithmetic of one study. `known` False: no log has said enough, or the space has no memory fraction."""
 
-    def __init__(self, grid: Grid, seen: Sequence[Seen], context: Context, seed: int) -> None:
+    def __init__(self, grid: Grid, seen: Sequence[Seen], context: Context) -> None:
         self._grid, self._context = grid, context
         self._numbers = [_numbers(grid, names) for names in (FRACTION, GRAPH, CHUNK)]
         loaded = [t for t in seen if t.facts.get("pre", 0) > 0 and "avail" in t.facts]
@@ -44,16 +37,14 @@ class Memory:
             return
         self.pre = float(np.median([t.facts["pre"] for t in loaded]))
         self._learn_weights(loaded)
-        self._guess(np.random.default_rng(seed))
-        fractions, batches, _ = self.launched(loaded)
-        self._learn_graphs(loaded, batches.tolist())
+        self._launched = dict(zip((t.number for t in seen), self._numbers_of(seen), strict=True))
+        self.graphs = self._seen_graphs(loaded)
         each = [
-            t.facts["kv_tokens"] / max(1e-3, t.facts["avail"] - self.pre * (1 - fraction))
-            for t, fraction in zip(loaded, fractions.tolist(), strict=True)
+            t.facts["kv_tokens"] / max(1e-3, t.facts["avail"] - self.pre * (1 - self._launched[t.number][0]))
+            for t in loaded
             if t.facts.get("kv_tokens")
         ]
         self.tokens_per_gib = float(np.median(each)) if each else None
-        self._weigh(seen)
 
     def _fixed_or_axis(self, names: Sequence[str], axis: tuple[int, Floats] | None) -> bool:
         return axis is not None or any(name in self._context.fixed for name in names)
@@ -80,20 +71,33 @@ class Memory:
 
     def launched(self, trials: Sequence[Seen]) -> tuple[Floats, Floats, Floats]:
         """Memory fraction, largest captured batch, and chunk size as they were launched, also outside the space."""
+        found = np.array([self._launched[t.number] for t in trials])
+        return found[:, 0], found[:, 1], found[:, 2]
+
+    def _numbers_of(self, trials: Sequence[Seen]) -> Iterator[tuple[float, float, float]]:
         codes = np.array([t.codes for t in trials])
-        near = (self.fraction(codes), self.batch(codes), self.chunks(codes))
-        units = (1.0, 1.0, 1024.0)
-        found = [
-            np.array([self._given(t, names, n * unit) / unit for t, n in zip(trials, own.tolist(), strict=True)])
-            for names, own, unit in zip((FRACTION, GRAPH, CHUNK), near, units, strict=True)
-        ]
-        return found[0], found[1], found[2]
+        near = zip(self.fraction(codes).tolist(), self.batch(codes).tolist(), self.chunks(codes).tolist(), strict=True)
+        for trial, (fraction, batch, chunk) in zip(trials, near, strict=True):
+            yield (
+                self._given(trial, FRACTION, fraction),
+                self._given(trial, GRAPH, batch),
+                self._given(trial, CHUNK, chunk * 1024) / 1024,
+            )
 
     def _given(self, trial: Seen, names: Sequence[str], otherwise: float) -> float:
         """The number that the assignment gives one of the flags, or the engine where the baseline leaves it out."""
-        sources = [trial.given, self._context.fixed] if trial.baseline and trial.given else [trial.given]
-        told = (source.get(name) for source in sources for name in names)
-        return next((float(v) for v in told if isinstance(v, int | float) and not isinstance(v, bool)), otherwise)
+        for source in (trial.given, self._context.fixed) if trial.baseline and trial.given else (trial.given,):
+            for name in names:
+                value = source.get(name)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    return float(value)
+        return otherwise
+
+    def _seen_graphs(self, loaded: Sequence[Seen]) -> Mapping[float, float]:
+        """Largest captured batch → GiB of the graphs, as logs said; the last launch of a size counts."""
+        batches = self.launched(loaded)[1].tolist()
+        told = [(batch, t.facts.get("graph")) for t, batch in zip(loaded, batches, strict=True)]
+        return {batch: used for batch, used in told if used and batch > 0}
 
     def _learn_weights(self, loaded: Sequence[Seen]) -> None:
         """Memory left after the weights: that of the first launch, plus what each other value changes (ridge)."""
@@ -118,81 +122,10 @@ class Memory:
 
     def avail(self, codes: Codes) -> tuple[Floats, Floats]:
         """GiB left after the weights, and its standard deviation."""
-        rows = self._changes(codes)
+        kinds, which = self._grid.kinds(codes)
+        rows = self._changes(kinds)
         spread = np.sqrt(np.maximum(1e-8, ((rows @ self._change_cov) * rows).sum(1)))
-        return self._base_avail + rows @ self._change_mean, spread
-
-    def _guess(self, rng: np.random.Generator) -> None:
-        strata = ndtri((np.arange(GUESSES) + 0.5) / GUESSES)  # evenly spread, so that few guesses are enough
-
-        def cloud(median: float, spread: float) -> Floats:
-            drawn: Floats = self.pre * median * np.exp(spread * rng.permutation(strata))
-            return drawn
-
-        self._activation, self._chunk = cloud(*ACTIVATION), cloud(*CHUNK_1K)
-        self._graph_base, self._graph_each = cloud(*GRAPH_BASE), cloud(*GRAPH_EACH)
-
-    def _learn_graphs(self, loaded: Sequence[Seen], batches: Sequence[float]) -> None:
-        """One observed size fixes the slope for each guess of the base, two fix both."""
-        sizes: dict[float, float] = {}
-        for trial, batch in zip(loaded, batches, strict=True):
-            if trial.facts.get("graph") and batch > 0:
-                sizes[batch] = trial.facts["graph"]
-        if len(sizes) >= 2:
-            slope, base = np.polyfit(list(sizes), list(sizes.values()), 1)
-            self._graph_base[:], self._graph_each[:] = base, max(slope, 0.0)
-        elif sizes:
-            ((batch, used),) = sizes.items()
-            self._graph_base = np.minimum(self._graph_base, 0.9 * used)
-            self._graph_each = (used - self._graph_base) / batch
-
-    def _slack(self, fraction: Floats, batch: Floats, chunks: Floats) -> tuple[Floats, Floats]:
-        """Guesses × points: GiB that stay free when graphs are captured, and when serving."""
-        headroom = self.pre * (1 - fraction)
-        graph = self._graph_base[:, None] + self._graph_each[:, None] * batch
-        serving = graph + self._activation[:, None] + self._chunk[:, None] * chunks
-        return headroom - graph, headroom - serving
-
-    def _weigh(self, seen: Sequence[Seen]) -> None:
-        """Weight of each guess: which launches should have fitted, and did or did not."""
-        self._weights = np.full(GUESSES, 1 / GUESSES)
-        told = [
-            t for t in seen if t.complete or t.slug in ("oom_graph", "oom_runtime") or t.phase in ("warmup", "serving")
-        ]
-        if not told:
-            return
-        graph, serving = self._slack(*self.launched(told))
-        sharp = SHARP * self.pre
-        logs = np.zeros(GUESSES)
-        for i, trial in enumerate(told):
-            logs += np.log(1e-9 + expit((-graph if trial.slug == "oom_graph" else graph)[:, i] / sharp))
-            if trial.slug == "oom_runtime":
-                logs += np.log(1e-9 + expit(-serving[:, i] / sharp))
-            elif any(level >= 10 for level in trial.log_levels):
-                logs += np.log(1e-9 + expit(serving[:, i] / sharp))
-        weights = np.exp(logs - logs.max())
-        kept = weights > 1e-3 * weights.max()
-        self._weights = weights[kept] / weights[kept].sum()
-        for name in ("_activation", "_chunk", "_graph_base", "_graph_each"):
-            setattr(self, name, getattr(self, name)[kept])
-
-    def log_probability(self, codes: Codes) -> Floats:
-        """Row by row: log probability that everything fits."""
-        avail, spread = self.avail(codes)
-        pool = avail - self.pre * (1 - self.fraction(codes))
-        fits = self._fits(codes)
-        result: Floats = np.log(1e-6 + fits) + np.log(1e-6 + ndtr((pool - 0.002 * self.pre) / spread))
-        return result
-
-    def _fits(self, codes: Codes) -> Floats:
-        """Chance that graphs and serving fit; points that differ elsewhere only are asked once."""
-        axes = [axis[0] for axis in self._numbers if axis is not None]
-        _, first, which = np.unique(codes[:, axes], axis=0, return_index=True, return_inverse=True)
-        rows = codes[first]
-        graph, serving = self._slack(self.fraction(rows), self.batch(rows), self.chunks(rows))
-        sharp = SHARP * self.pre
-        fits: Floats = self._weights @ (expit(graph / sharp) * expit(serving / sharp))
-        return fits[which.ravel()]
+        return (self._base_avail + rows @ self._change_mean)[which], spread[which]
 
     def held(self, trials: Sequence[Seen]) -> Floats:
         """How many requests the KV pool of each launch held at once: by its log, else as expected."""

@@ -53,7 +53,9 @@ class Explainer:
     """Explains the crashes among `launches`, in terms of the categorical parameters `flags` (name → flags)."""
 
     def __init__(self, launches: Sequence[Launched], flags: Mapping[str, tuple[str, ...]]) -> None:
-        self._launches, self._flags = launches, flags
+        self._furthest_first = sorted(launches, key=lambda one: -one.reached)
+        self._flags = flags
+        self._reached: dict[Hypothesis, int] = {}
 
     def explain(self, crashes: Sequence[Launched]) -> tuple[list[Explanation], list[Suspicion]]:
         """Explanations, and what stays unexplained, of crashes of any kind."""
@@ -147,7 +149,9 @@ class Explainer:
         return whole if self._alive(whole, crash) else frozenset()
 
     def _alive(self, hypothesis: Hypothesis, crash: Launched) -> bool:
-        return not any(one.reached > crash.reached and one.has(hypothesis) for one in self._launches)
+        if hypothesis not in self._reached:
+            self._reached[hypothesis] = next((o.reached for o in self._furthest_first if o.has(hypothesis)), -1)
+        return self._reached[hypothesis] <= crash.reached
 
     def _parameters(self, core: Hypothesis) -> set[str]:
         own = {flag for flag, _ in core}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -131,7 +132,11 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def _load(name_or_path: str, base_dir: Path | None) -> _ScenarioFile:
-    text, file = _read(name_or_path, base_dir)
+    return _parsed(*_read(name_or_path, base_dir))
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str, file: str) -> _ScenarioFile:
     document = PlacedYaml(text, file)
     if not isinstance(document.data, Mapping):
         raise SpecError(f"{file}, line 1: a scenario is a mapping of keys, got {type(document.data).__name__}")

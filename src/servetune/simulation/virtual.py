@@ -35,6 +35,7 @@ class VirtualLaunch:
         self.answers_nonsense = answers_nonsense(launch.scenario, launch.configuration)
         self._started_s = clock.now_s()
         self._exit: tuple[float, Exit] | None = None  # when it ends or ended
+        self._levels: dict[int, LevelOutcome] = {}
         self._stopped = False
         self._log = bytearray()
         self._told_until = 0
@@ -64,7 +65,8 @@ class VirtualLaunch:
 
     def hold(self, concurrency: int) -> LevelOutcome:
         """What the level will give. A death is scheduled at its second of the level; the caller passes the clock."""
-        outcome = self.launch.level(concurrency)
+        outcome = self._levels.get(concurrency) or self.launch.level(concurrency)
+        self._levels[concurrency] = outcome
         if outcome.fault and self._exit is None:
             self._end(outcome.fault, self._elapsed_s() + outcome.seconds)
             self._lines += death(self.launch, outcome.fault, self._elapsed_s() + outcome.seconds)

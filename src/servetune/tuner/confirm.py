@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
 from statistics import fmean, variance
 
 from scipy.special import stdtrit
@@ -112,8 +114,8 @@ def leaders(trials: Sequence[TrialRecord], spec: StudySpec, most: int | None = N
     floor = 0.0 if base is None else values.get(base.number, 0.0)
     complete = [t for t in trials if t.state is TrialState.COMPLETE and not t.baseline and t.duplicate_of is None]
     ahead = [t for t in complete if values.get(t.number, 0.0) > floor and not failed_again(t)]
-    ahead = [t for t in ahead if base is None or not is_the_baseline(t, base)]
-    best = max((values[t.number] for t in ahead), default=0.0)
+    differs = partial(_differs, base)  # asked of as few as can be
+    best = next((values[t.number] for t in sorted(ahead, key=lambda t: -values[t.number]) if differs(t)), 0.0)
     standard = standards(trials)
 
     def rank(record: TrialRecord) -> tuple[float, float, int]:
@@ -122,7 +124,11 @@ def leaders(trials: Sequence[TrialRecord], spec: StudySpec, most: int | None = N
         return (-best, changes(record.assignment, standard), 0) if tied else (-value, 0.0, record.number)
 
     ranked = sorted(ahead, key=lambda t: (*rank(t)[:2], -values[t.number], t.number))
-    return ranked[: spec.confirm.top if most is None else most]
+    return list(islice(filter(differs, ranked), spec.confirm.top if most is None else most))
+
+
+def _differs(base: TrialRecord | None, record: TrialRecord) -> bool:
+    return base is None or not is_the_baseline(record, base)
 
 
 def standards(trials: Sequence[TrialRecord]) -> Mapping[str, Value]:

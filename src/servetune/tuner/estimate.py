@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord, TrialState
-from servetune.search.estimates import Told, expected_gains
+from servetune.search._grid import Grid, grid_of
+from servetune.search._history import Seen, seen_of
+from servetune.search.estimates import expected_gains
 from servetune.tuner.telling import context_of, told_of
 
 #: The sampler whose model it is. What other samplers propose is judged by its measurement alone.
@@ -29,9 +31,10 @@ def estimated(trials: Sequence[TrialRecord], spec: StudySpec) -> Mapping[int, fl
         or spec.objective.aggregate != "geometric_mean"
     ):
         return complete
-    told = [_told(t, spec) for t in trials if t.duplicate_of is None and t.runs and t.state in _TELLING]
+    grid = grid_of(spec.space)
+    seen = [_once(t, spec, grid) for t in trials if t.duplicate_of is None and t.runs and t.state in _TELLING]
     assumed = {**_defaults(trials), **spec.space.fixed}
-    gains = expected_gains(spec.space, context_of(spec, assumed), told, spec.seed)
+    gains = expected_gains(grid, context_of(spec, assumed), seen)
     own = gains.get(base.number, 0.0)
     return {
         number: complete[base.number] * math.exp(gains[number] - own) if number in gains else value
@@ -48,10 +51,22 @@ def _defaults(trials: Sequence[TrialRecord]) -> Assignment:
     return {} if first is None else first.facts.flag_defaults
 
 
-def _told(record: TrialRecord, spec: StudySpec) -> Told:
+#: Trial number → record, the study, and what was made of them: most records are the same when they are asked for again.
+_made: dict[int, tuple[TrialRecord, StudySpec, Seen]] = {}
+
+
+def _once(record: TrialRecord, spec: StudySpec, grid: Grid) -> Seen:
+    known = _made.get(record.number)
+    if known is None or known[0] is not record or known[1] is not spec:
+        known = (record, spec, _seen(record, spec, grid))
+        _made[record.number] = known
+    return known[2]
+
+
+def _seen(record: TrialRecord, spec: StudySpec, grid: Grid) -> Seen:
     value = record.value if record.state is TrialState.COMPLETE else None
-    result = told_of(_OUTCOME, _search_run(record), spec.objective)
-    return Told(record.number, record.point, result, value, record.baseline, record.assignment)
+    told = told_of(_OUTCOME, _search_run(record), spec.objective)
+    return seen_of(record.number, record.point, told, value, record.baseline, grid, record.assignment)
 
 
 _OUTCOME = Outcome.model_construct(state=TrialState.COMPLETE)

@@ -72,6 +72,7 @@ class Knowledge:
         self._subject = Subject(spec.study, scope_of(spec, facts), flags, space.fixed, ordered)
         self._views: dict[int, Mapping[str, Choice]] = {}
         self._keys: dict[int, str] = {}
+        self._coverage: dict[tuple[str, int], bool] = {}
         self._launched: dict[int, tuple[TrialRecord, Sequence[Launched]]] = {}
         self._records: Sequence[TrialRecord] = ()
         self._known: set[str] = set()
@@ -155,11 +156,19 @@ class Knowledge:
     def _doubt(self, constraints: Iterable[LearnedConstraint], held: Collection[str]) -> None:
         """Withdraw what a launch that worked to its end contradicts, and what this study no longer concludes."""
         for constraint in constraints:
-            against = next((r for r in self._records if _worked(r) and constraint.covers(self._view_of(r))), None)
+            key = constraint.key
+            against = next((r for r in self._records if _worked(r) and self._covered(key, constraint, r)), None)
             if against is not None:
                 self._withdraw(constraint, f"trial {against.number} of study {self._study} worked with it")
-            elif self._is_own(constraint) and constraint.key not in held and not self._concludes(constraint):
+            elif self._is_own(constraint) and key not in held and not self._concludes(constraint):
                 self._withdraw(constraint, f"{EXPLAINED} by later launches of study {self._study}")
+
+    def _covered(self, key: str, constraint: LearnedConstraint, record: TrialRecord) -> bool:
+        """Kept: what a key forbids does not change, nor does what a trial launched."""
+        known = self._coverage.get((key, record.number))
+        if known is None:
+            known = self._coverage[key, record.number] = constraint.covers(self._view_of(record))
+        return known
 
     def _concludes(self, constraint: LearnedConstraint) -> bool:
         return any(one.key == constraint.key or implies(one, constraint) for one in self._learned.constraints)

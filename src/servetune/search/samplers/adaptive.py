@@ -1,8 +1,8 @@
 """The sampler made for this problem: launches are dear, many crash, effects multiply, memory obeys arithmetic.
 
 Each proposal maximises expected improvement × the chance that the launch works. Where each part comes from:
-`search/_gp.py` (value), `search/feasibility.py` (crashes), `search/_memory.py` (memory). docs/search.md says what each
-part is worth.
+`search/_values.py` (value), `search/feasibility.py` (crashes), `search/_room.py` (memory). docs/search.md says what
+each part is worth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from pydantic import Field
 
 from servetune.core.space import Frozen, Point, SearchSpace
-from servetune.search._grid import Codes, Grid
+from servetune.search._grid import Codes, Grid, grid_of
 from servetune.search._history import Context, Seen, history
 from servetune.search._model import Model
 from servetune.search.listed import ListedGrid
@@ -53,7 +53,7 @@ class AdaptiveSampler(BaseSampler):
     """One proposal for each trial; a pure function of the study's history and `seed`."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._grid: Grid = Grid(space)
+        self._grid: Grid = grid_of(space)
         self._seed = seed
         self._random = RandomSampler(seed=seed)
         self._guide: Guide | None = None
@@ -83,11 +83,11 @@ class AdaptiveSampler(BaseSampler):
         asking = [t.number for t in others if not t.params]
         pending = pending.reshape(-1, len(self._grid.axes))
         model = Model(self._grid, seen, Context.of(study.user_attrs), self._seed, pending)
-        ranked = self._ranked(model, seen, pending, rng)
-        chosen = self._pick(ranked, seen, pending, asking, trial.number)
-        if self._guide is not None and model.base is not None:
-            self._guide.expects(_gain_per_node_hour(model, seen, chosen))
-        return dict(self._grid.decode(chosen))
+        ranked, scores = self._ranked(model, seen, rng)
+        place = self._pick(ranked, seen, pending, asking, trial.number)
+        if self._guide is not None and model.known:
+            self._guide.expects(_gain_per_node_hour(float(scores[place]), seen))
+        return dict(self._grid.decode(ranked[place]))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -95,8 +95,8 @@ class AdaptiveSampler(BaseSampler):
         """Only for what the proposal left out: at random."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def _ranked(self, model: Model, seen: Sequence[Seen], pending: Codes, rng: np.random.Generator) -> Codes:
-        """Candidates, best first: random ones and neighbours of the best, then neighbours of the best candidates."""
+    def _ranked(self, model: Model, seen: Sequence[Seen], rng: np.random.Generator) -> tuple[Codes, Floats]:
+        """Candidates and their scores, best first: random ones, neighbours of the best points and of candidates."""
         pool = self._grid.random(RANDOM, rng)
         starts = [t.codes for t in sorted(seen, key=lambda t: -_value(t))[:BEST]]
         pool = self._allowed(np.concatenate([pool, *(self._grid.neighbours(row, rng) for row in starts)]))
@@ -107,15 +107,16 @@ class AdaptiveSampler(BaseSampler):
             joint = [self._grid.reordered(row, JOINT, rng) for row in top]
             more = self._allowed(np.concatenate([*(self._grid.neighbours(row, rng) for row in top), *joint]))
             pool, scores = np.concatenate([pool, more]), np.concatenate([scores, score(model, more)])
-        return pool[np.argsort(-scores, kind="stable")]
+        order = np.argsort(-scores, kind="stable")
+        return pool[order], scores[order]
 
     def _allowed(self, codes: Codes) -> Codes:
         """The different ones among `codes`, without those that the engine is known to refuse."""
         different = self._grid.different(codes)
         return different[~self._barred(different)]
 
-    def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, asking: Sequence[int], number: int) -> Codes:
-        """The best candidate that is new to the engine and not rejected by it.
+    def _pick(self, ranked: Codes, seen: Sequence[Seen], pending: Codes, asking: Sequence[int], number: int) -> int:
+        """Place of the best candidate that is new to the engine and not rejected by it.
 
         Workers that are `asking` right now (numbers of their trials) may see another history than we do. So that no
         two of them choose the same, each passes over as many candidates as asked before it, and keeps to its share.
@@ -125,7 +126,6 @@ class AdaptiveSampler(BaseSampler):
         keys = (
             set() if self._guide is None else {self._guide.effective_key(self._grid.decode(np.array(c))) for c in known}
         )
-        first: Codes = ranked[0]
         barred, objectors = self._barred(ranked), self._objectors(ranked)
         for place, row in enumerate(ranked):
             if barred[place] or tuple(row) in known:
@@ -143,9 +143,9 @@ class AdaptiveSampler(BaseSampler):
                     continue
                 keys.add(key)
             if skip == 0 and (not asking or zlib.crc32(row.tobytes()) % SHARES == number % SHARES):
-                return np.asarray(row)
+                return place
             skip = max(0, skip - 1)
-        return first
+        return 0
 
     def _blocked(self, rule: int, row: Codes) -> bool:
         assert self._guide is not None
@@ -162,14 +162,14 @@ class AdaptiveSampler(BaseSampler):
 def score(model: Model, codes: Codes) -> Floats:
     """Log of expected improvement times the chance to work; before any value is known, the chance alone."""
     feasible = model.log_feasible(codes)
-    if model.base is None:
+    if not model.known:
         return feasible
     return model.log_improvement(codes, WORTHWHILE) + feasible
 
 
-def _gain_per_node_hour(model: Model, seen: Sequence[Seen], codes: Codes) -> float:
+def _gain_per_node_hour(log_gain: float, seen: Sequence[Seen]) -> float:
     hours = np.mean([t.node_s for t in seen if t.node_s > 0] or [900.0]) / 3600
-    return float(np.exp(score(model, codes[None, :])[0]) / hours)
+    return float(np.exp(log_gain) / hours)
 
 
 def _value(trial: Seen) -> float:
