@@ -117,6 +117,23 @@ def test_packages_of_the_load_generator_and_the_simulated_server_are_named(row, 
     assert row("engine" if rehearse else "load generator", python=sys.executable, rehearse=rehearse).state != "warning"
 
 
+def test_a_python_that_is_too_old_is_not_told_to_install_packages(row, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'servetune needs Python 3.11 or newer on the node, found 3.8.10' >&2; exit 1\n")
+    python.chmod(0o755)
+    found = row("load generator", python=str(python))
+    assert found.remedy.startswith("name a Python 3.11 or newer with numpy, pydantic, httpx, uvloop as node.python")
+
+
+def test_a_work_directory_that_cannot_be_written_is_not_blamed_on_python(row, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for name, rehearse in (("engine", {"scenario": "kimi-k2.5-int4-8x-rtx-pro-6000"}), ("load generator", None)):
+        found = row(name, workdir=str(tmp_path / "file" / "x"), rehearse=rehearse, python=sys.executable)
+        assert "cannot be written on the node" in found.found
+        assert "name another node.workdir" in found.remedy
+        assert "pip" not in found.remedy
+
+
 def test_a_clock(sshd, row):
     programs = sshd.folder / "programs"
     texts = {

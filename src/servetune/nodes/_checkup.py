@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import NodeError, SpecError
+from servetune.core.errors import NodeError, NodeUnusableError, SpecError
 from servetune.nodes import _nvidia
 from servetune.nodes._far_gpus import gpu_processes
 from servetune.nodes._gpus import Ask, gpus
@@ -28,7 +28,6 @@ _BAD_DRIVER = "mend the driver (see dmesg)"
 _STALE_DRIVER = "reboot the node: its driver was updated while the old one's kernel module is loaded"
 LOAD_PACKAGES = ("numpy", "pydantic", "httpx", "uvloop")
 REHEARSAL_PACKAGES = ("PyYAML", "httptools")
-_NEEDS_PYTHON = "a Python 3.11 or newer with these packages is needed"
 #: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
 FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
 
@@ -204,8 +203,8 @@ def rehearsal(run: Callable[[], str], scenario: str, install: Callable[[Sequence
     try:
         json.loads(run().strip().splitlines()[-1])
     except (NodeError, ValueError, IndexError) as error:
-        remedy = install((*LOAD_PACKAGES, *REHEARSAL_PACKAGES))
-        return _error("engine", f"the simulated server cannot be run: {error}", f"{_NEEDS_PYTHON}: {remedy}")
+        what, remedy = _not_run(error, (*LOAD_PACKAGES, *REHEARSAL_PACKAGES), install)
+        return _error("engine", f"the simulated server cannot be run: {what}", remedy)
     return Finding(row="engine", state="ok", found=f"rehearsed: a simulated server of scenario {scenario}")
 
 
@@ -223,11 +222,12 @@ def load_generator(run: Callable[[], str], purpose: Purpose, install: Callable[[
         told = json.loads(run().strip().splitlines()[-1])
         reached = float(told["tokens_per_s"]) if purpose.thorough else None
     except (NodeError, ValueError, KeyError, IndexError, TypeError) as error:
+        what, remedy = _not_run(error, LOAD_PACKAGES, install)
         return Finding(
             row="load generator",
             state="warning",
-            found=f"the node's Python cannot run it: {error}",
-            remedy=f"{_NEEDS_PYTHON}: {install(LOAD_PACKAGES)}; else a tunnel is used",
+            found=f"the node's Python cannot run it: {what}",
+            remedy=f"{remedy}; else a tunnel is used",
         )
     if reached is None:
         return Finding(row="load generator", state="ok", found="runs on the node")
@@ -243,6 +243,16 @@ def load_generator(run: Callable[[], str], purpose: Purpose, install: Callable[[
         remedy="leave the node alone while measuring"
         + ("" if purpose.load_processes else ", or write load_generator: {name: closed_loop, processes: 4}"),
     )
+
+
+def _not_run(error: Exception, packages: Sequence[str], install: Callable[[Sequence[str]], str]) -> tuple[str, str]:
+    """(What is wrong, what to do) when a program of ours did not run there."""
+    if isinstance(error, NodeUnusableError):  # it could not even be brought there
+        what, _, remedy = str(error).partition("; ")
+        return what, remedy
+    if "No module named" in str(error):
+        return str(error), install(packages)
+    return str(error), f"name a Python 3.11 or newer with {', '.join(packages)} as node.python"
 
 
 def _others(found: Sequence[_nvidia.Gpu], taken: Collection[str], needed: int) -> str:

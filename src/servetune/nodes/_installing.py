@@ -14,7 +14,7 @@ import importlib.util, json, os, shutil, sys, sysconfig
 paths, own = sysconfig.get_paths(), sys.prefix != sys.base_prefix
 print(json.dumps({
     "python": sys.executable,
-    "home": os.path.expanduser("~"),
+    "home": next((place for place in (os.path.expanduser("~"), "/var/tmp") if os.access(place, os.W_OK)), "/var/tmp"),
     "pip": importlib.util.find_spec("pip") is not None,
     "ensurepip": importlib.util.find_spec("ensurepip") is not None,
     "uv": shutil.which("uv"),
