@@ -159,19 +159,22 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("way", ["killed", "crashed"])
+@pytest.mark.parametrize("way", ["killed", "crashed", "reclaimed"])
 def test_shared_memory_of_ours_is_removed_and_nothing_foreign(make, tmp_path, way):
     name, foreign = f"servetune-test-{os.getpid()}-{way}", Path(f"/dev/shm/servetune-test-{os.getpid()}-foreign")
     foreign.write_text("somebody else's")
     node = make()
     try:
-        argv = (sys.executable, "-c", SHARER, name, "600" if way == "killed" else "4")
+        argv = (sys.executable, "-c", SHARER, name, "4" if way == "crashed" else "600")
         server = node.start(LaunchSpec(argv=argv, port=node.free_port()), "shm", 1, str(tmp_path / "log"))
         segment = Path("/dev/shm") / name
         until(segment.exists)
         if way == "crashed":
             until(lambda: server.poll() is not None)
-        server.stop(0.2)
+        if way == "reclaimed":
+            assert node.reclaim("shm")
+        else:
+            server.stop(0.2)
         assert not segment.exists()
         assert foreign.exists()
     finally:

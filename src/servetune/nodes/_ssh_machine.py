@@ -8,11 +8,12 @@ import random
 import shlex
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from servetune.core.errors import NodeUnusableError
 from servetune.nodes import _shell
-from servetune.nodes._marks import Mark, Process, Snapshot
+from servetune.nodes._ending import reclaimed
+from servetune.nodes._marks import Mark, Process, Snapshot, members
 from servetune.nodes._ports import NEIGHBOURS, PREFERRED, SECOND_CHOICE, listeners_in
 from servetune.nodes._ssh_link import RUN_S, Link
 
@@ -111,6 +112,22 @@ def pushed(link: Link, folder: str, data: bytes, suffix: str) -> str:
             "or name another node.workdir"
         )
     return path
+
+
+def reclaimed_with_segments(link: Link, wanted: Callable[[Mark], bool]) -> Sequence[str]:
+    """As `_ending.reclaimed`, and removes the shared memory of what it ends."""
+    machine = FarMachine(link)
+    held = segments_of(link, {member.process.pid for member in members(machine.snapshot(), wanted)})
+    said = reclaimed(machine, wanted)
+    if held:
+        link.run(_shell.remove_segments(held))
+    return said
+
+
+def segments_of(link: Link, pids: Iterable[int]) -> set[tuple[int, str]]:
+    """(Inode, path) of what processes hold in /dev/shm."""
+    lines = [line.partition(" ") for line in link.run(_shell.segments(pids)).text.splitlines()]
+    return {(int(inode), path) for inode, _, path in lines}
 
 
 def marked(seen: Snapshot, marks: Iterable[Mark]) -> set[int]:

@@ -20,7 +20,7 @@ from servetune.nodes._marks import LOAD, Mark, members
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import FarProgram
-from servetune.nodes._ssh_machine import FarMachine
+from servetune.nodes._ssh_machine import FarMachine, segments_of
 from servetune.nodes._ssh_tunnel import Tunnel
 
 _LOOK_BYTES = 1 << 16  # of the log, that come with each look at the process
@@ -109,9 +109,7 @@ class FarServer:
     def _look_at_segments(self) -> None:
         """A crash leaves them without an owner, so they are noted while the server lives."""
         self._looked_s = time.monotonic()
-        for line in self._link.run(_shell.segments(self._own_pids())).text.splitlines():
-            inode, _, path = line.partition(" ")
-            self._segments.add((int(inode), path))
+        self._segments |= segments_of(self._link, self._own_pids())
 
     def read_log(self, offset_bytes: int) -> bytes:
         """At most 1 MiB of what this launch logged, from `offset_bytes` on; empty when there is no more yet."""

@@ -20,7 +20,7 @@ from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
 from servetune.nodes._checkup import Checkup, capacity_arguments, load_generator, rehearsal
-from servetune.nodes._ending import end, reclaimed
+from servetune.nodes._ending import end
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
 from servetune.nodes._gpus import MemoryGuard, gpu_facts, gpus
@@ -37,7 +37,7 @@ from servetune.nodes._ssh_facts import Place, engine_versions, model_config, pla
 from servetune.nodes._ssh_leases import FarLease, LeaseFiles, alone, hold
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import HELPERS, FarProgram, helper
-from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed
+from servetune.nodes._ssh_machine import FarMachine, FarPortGuard, far_free_port, pushed, reclaimed_with_segments
 from servetune.nodes._ssh_refusal import refusal
 from servetune.nodes._ssh_server import FarServer, LogCopy, write_far_state
 from servetune.nodes._ssh_settings import Settings, near_path, secret_of
@@ -180,7 +180,7 @@ class SshNode:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
         machine = FarMachine(self.link)
         end(machine, lambda mark: mark.study == HELPERS and is_far(mark) and lives(tuner_of(mark)) is False, 0.0)
-        return reclaimed(machine, lambda mark: mark.study == study and self._left_behind(mark))
+        return reclaimed_with_segments(self.link, lambda mark: mark.study == study and self._left_behind(mark))
 
     def adopt(self, spec: LaunchSpec, study: str, trial: int, log_dir: str) -> tuple[FarServer, Running] | None:
         """A server that a dead tuner left running; see `core.node.Adopting`."""
