@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from contracts.load_generator_contract import LoadGeneratorContract
@@ -176,6 +177,20 @@ def test_server_counters_that_disagree_invalidate(process):
     cheated = run(server.url, automatic, WallClock(20.0))
     assert not cheated.valid
     assert "the server counted" in " ".join(cheated.warnings)
+
+
+def test_a_server_that_is_started_anew_during_a_level_is_noticed():
+    load = level(concurrency=4, requests="auto", limit_s=9.0)
+    with ThreadPoolExecutor(1) as elsewhere:
+        with exact_rate_server(*FAST, "--metrics") as first:
+            measuring = elsewhere.submit(run, first.url, load)
+            time.sleep(3.5)  # a reading every two seconds
+        with exact_rate_server(*FAST, "--metrics", "--port", first.url.rpartition(":")[2]):
+            measured = measuring.result()
+    assert not measured.valid
+    told = " ".join(measured.warnings)
+    assert "the server was started anew during the level: its count of output tokens fell from " in told
+    assert "the server counted -" not in told
 
 
 def test_compressed_time_is_node_time(process):

@@ -116,6 +116,11 @@ def test_the_key_of_the_command_line_comes_out_of_the_environment(base_url):
     assert "--key-env names THE_KEY, which is not set" in done.stderr
 
 
+def test_the_v1_of_openai_clients_is_the_apis_own(base_url):
+    assert run(f"{base_url}/plain/v1", "openai").requests_failed == 0
+    assert parse_target("http://host:8000/v1/", {}).prefix == ""
+
+
 def test_ipv6():
     with odd_server("--host", "::1") as port:
         assert run(f"http://[::1]:{port}/plain").requests_failed == 0
@@ -139,6 +144,9 @@ def test_a_certificate_that_is_not_trusted_is_refused(tmp_path):
         ("http://name:word@127.0.0.1", {}, "holds a name or password"),
         ("http://127.0.0.1/?model=a", {}, "expected http://host:port"),
         ("http://[::1", {}, "'http://[::1': "),
+        ("http://host/v1/completions", {}, "leave out /v1/completions, which --api chooses"),
+        ("http://host/a/generate/", {}, "leave out /generate, which --api chooses"),
+        ("http://host/v1/chat/completions", {}, "chat completions are not measured: prompts are token ids"),
         ("http://127.0.0.1", {"X-Name": "ü"}, "'X-Name' has a character"),
         ("http://127.0.0.1", {"X-Name": "a\r\nX-Other: b"}, "'X-Name' has a character"),
     ],

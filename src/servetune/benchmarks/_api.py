@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from servetune.core.errors import SpecError
 
 SHORTEST_SECRET = 6
+#: Calls with which an address may end by mistake; longer ones first.
+API_PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Target:
 
 
 def parse_target(base_url: str, headers: Mapping[str, str]) -> Target:
-    """Split a base URL. Raises SpecError for anything but http and https, and for headers that HTTP cannot carry."""
+    """Split a base URL; `/v1` at its end, as OpenAI's clients are given it, is taken for the API's own.
+
+    Raises SpecError for anything but http and https, for an address that names a call, and for headers that HTTP cannot
+    carry.
+    """
     for name, value in headers.items():
         if not name.isascii() or not value.isascii() or not f"{name}{value}".isprintable():
             raise SpecError(f"the header {name!r} has a character that HTTP headers cannot carry")
@@ -59,7 +65,14 @@ def parse_target(base_url: str, headers: Mapping[str, str]) -> Target:
         raise SpecError("the server's address holds a name or password; send them in a header")
     if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise SpecError(f"the server's address is {base_url!r}; expected http://host:port, or with a path after it")
-    return Target(url.hostname, port, url.path.rstrip("/"), url.scheme == "https", dict(headers))
+    path = url.path.rstrip("/")
+    if named := next((end for end in API_PATHS if path.endswith(end)), None):
+        raise SpecError(f"the server's address is {base_url!r}; leave out {named}, which --api chooses{_chat(named)}")
+    return Target(url.hostname, port, path.removesuffix("/v1"), url.scheme == "https", dict(headers))
+
+
+def _chat(path: str) -> str:
+    return "; chat completions are not measured: prompts are token ids" if "chat" in path else ""
 
 
 @dataclass(frozen=True)

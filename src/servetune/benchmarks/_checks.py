@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -319,6 +320,18 @@ def compare_counters(
     finished = Comparison(last - first, float(np.sum(requests.tokens[done])), 2 * largest, last_s - first_s)
     stepwise = Comparison(last - first, float(until[1] - until[0]), 0.0, last_s - first_s)
     return min(finished, stepwise, key=lambda comparison: abs(comparison.server - comparison.client))
+
+
+def of_restart(readings: Sequence[Reading]) -> Iterable[Finding]:
+    """A counter never falls while one process runs."""
+    counts = [reading.values["generated"] for reading in readings if "generated" in reading.values]
+    fallen = next(((a, b) for a, b in pairwise(counts) if b < a), None)
+    if fallen is not None:
+        yield Finding(
+            f"the server was started anew during the level: its count of output tokens fell from {fallen[0]:.0f} to "
+            f"{fallen[1]:.0f}",
+            fatal=True,
+        )
 
 
 def of_counters(comparison: Comparison | None) -> Iterable[Finding]:

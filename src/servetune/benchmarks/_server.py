@@ -106,6 +106,8 @@ def flush_cache(client: ControlClient, patience_s: float, ended: threading.Event
             return None
         if reply.status in (404, 405):
             return f"the prefix cache was not emptied: the server has no /flush_cache (HTTP {reply.status})"
+        if reply.status == 0:
+            return f"the prefix cache was not emptied: no answer ({reply.text})"
         if reply.status != 400 or time.monotonic() > deadline:
             return f"the prefix cache was not emptied: HTTP {reply.status} {reply.text}"
         if ended.wait(pause_s):

@@ -21,6 +21,7 @@ from servetune.benchmarks._checks import (
     of_delays,
     of_prompts,
     of_requests,
+    of_restart,
     of_server,
     of_silence,
     of_steadiness,
@@ -117,7 +118,7 @@ def _figures(
     )
     findings += of_prompts([harvest.records for harvest in outcome.harvests])
     findings += of_server(view, min(held, outcome.level.concurrency))  # what waits in the client is not the server's
-    findings += of_counters(compared)
+    findings += [*of_restart(outcome.readings)] or of_counters(compared)
     return Measurement(
         concurrency=outcome.level.concurrency,
         output_tokens_per_s=flow.value,
