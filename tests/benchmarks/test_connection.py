@@ -158,6 +158,34 @@ def test_deltas_with_usage_at_the_end_only(cuts):
     assert list(records.request_counted) == [1]
 
 
+def cost_per_event_s(text_bytes):
+    """CPU of reading one event with so much cumulative text, each in a read of its own; the least of several goes."""
+    count, costs = 400, []
+    pieces = [
+        b"%x\r\n%b\r\n" % (len(event), event)
+        for event in (sglang_event(n, text="x" * (text_bytes // n)) for n in range(1, count + 1))
+    ]
+    for _ in range(7):
+        connection, records, _ = connected(asked=count)
+        connection.data_received(HEAD)
+        begun = time.process_time()
+        for piece in pieces:
+            connection.data_received(piece)
+        costs.append((time.process_time() - begun) / count)
+        assert len(records.event_time) == count
+    return min(costs)
+
+
+def test_the_work_per_event_does_not_grow_with_the_answer():
+    assert cost_per_event_s(40_000) < 3 * cost_per_event_s(400)
+
+
+def test_an_event_is_kept_in_16_bytes():
+    records = Records()
+    columns = (records.event_time, records.event_request, records.event_tokens)
+    assert sum(column.itemsize for column in columns) == 16
+
+
 def test_duplicate_events_are_counted_once():
     connection, records, _ = connected(asked=3)
     last = {"type": "length", "length": 3}
