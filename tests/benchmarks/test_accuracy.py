@@ -18,10 +18,13 @@ from servetune.core.benchmark import Level, Workload
 from servetune.core.clock import WallClock
 
 STREAMS = 1024
+ITL_S, TTFT_S, OUTPUT_TOKENS = 0.05, 0.2, 60
+#: Tokens per second of the server where the machine lets it keep its schedule.
+SCHEDULED = STREAMS * OUTPUT_TOKENS / (TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S)
 ATTEMPTS = 4
 
 
-def measure(url, streams=STREAMS, limit_s=14.0, output_tokens=60):
+def measure(url, streams=STREAMS, limit_s=14.0, output_tokens=OUTPUT_TOKENS):
     workload = Workload(input_tokens=64, output_tokens=output_tokens, warmup=streams)
     level = Level(concurrency=streams, workload=workload, limit_s=limit_s)
     generator = closed_loop.create(closed_loop.Settings())
@@ -39,6 +42,16 @@ def near(found, true, share):
     return abs(found - true) <= share * true
 
 
+def late_at_most(measurement, stamps, begin, end):
+    """Whether the tokens of the window are those that the server sent in it, give or take what was on its way at its
+    edges: as late as the loop was at worst, and spread over the gap before it."""
+    edge_s = measurement.details["client_worst_lag_s"] + measurement.itl_s.p99
+    span_s = end - begin
+    fewest = stamps.tokens_per_s(begin, end - edge_s) * (span_s - edge_s)
+    most = stamps.tokens_per_s(begin - edge_s, end) * (span_s + edge_s)
+    return 0.99 * fewest <= measurement.output_tokens_per_s * span_s <= 1.01 * most
+
+
 def wrong_times(measurement, stamps, begin, end):
     """Percentiles of TTFT and ITL that are not what the server's own stamps say."""
     wrong = []
@@ -53,17 +66,22 @@ def wrong_times(measurement, stamps, begin, end):
 @pytest.mark.slow
 def test_valid_figures_are_right_at_20000_events_per_second():
     """Tokens per second in every valid attempt; times once: what the machine's other work delays between the server's
-    write and our read is late, not misread, and a client that misreads does so every time."""
+    write and our read is late, not misread, and a client that misreads does so every time. Where the server itself
+    cannot keep its schedule, its rate jumps, and what is late at the window's edges may be more than 1 %."""
     attempts = []
     for _ in range(ATTEMPTS):
-        with exact_rate_server("--itl-s", 0.05, "--ttft-s", 0.2) as server:
+        with exact_rate_server("--itl-s", ITL_S, "--ttft-s", TTFT_S) as server:
             measurement = measure(server.url)
             stamps = server.stamps()
         if not measurement.valid:
             continue
         begin, end = window_of(measurement)
-        assert near(measurement.output_tokens_per_s, stamps.tokens_per_s(begin, end), 0.01)
-        if any("the client" in warning for warning in measurement.warnings):
+        true = stamps.tokens_per_s(begin, end)
+        starved = true < 0.97 * SCHEDULED
+        assert near(measurement.output_tokens_per_s, true, 0.01) or (
+            starved and late_at_most(measurement, stamps, begin, end)
+        )
+        if starved or any("the client" in warning for warning in measurement.warnings):
             continue
         attempts.append(wrong_times(measurement, stamps, begin, end))
         if not attempts[-1]:
@@ -79,7 +97,9 @@ def test_a_saturated_client_says_so_and_is_never_silently_low(times):
         measurement = measure(server.url, limit_s=8.0, output_tokens=60 * times)
         stamps = server.stamps()
     if measurement.valid:
-        assert near(measurement.output_tokens_per_s, stamps.tokens_per_s(*window_of(measurement)), 0.01)
+        begin, end = window_of(measurement)
+        true = stamps.tokens_per_s(begin, end)
+        assert near(measurement.output_tokens_per_s, true, 0.01) or late_at_most(measurement, stamps, begin, end)
     else:
         assert any("client" in warning for warning in measurement.warnings)
 
