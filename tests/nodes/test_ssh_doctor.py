@@ -113,6 +113,7 @@ def test_an_engine_that_is_not_there(examine, tmp_path):
 
 def test_too_few_gpus(examine):
     seen(examine("gpus", purpose={"gpus_needed": 8})["gpus"], "error", "2 GPUs, and the study needs 8", "tp-size")
+    assert examine("load generator", gpus=[7])["load generator"].state == "ok"
     seen(examine("gpus", gpus=[7])["gpus"], "error", "no GPU is left by '7'", "the node has 0, 1")
     assert examine("gpus", gpus=[1], purpose={"gpus_needed": 1})["gpus"].state == "ok"
 
@@ -120,7 +121,10 @@ def test_too_few_gpus(examine):
 def test_a_driver_that_fails(examine, shared):
     failing = shared.answers / "fail"
     failing.write_text("9 Failed to initialize NVML: Driver/library version mismatch")
-    seen(examine("gpus")["gpus"], "error", "Driver/library version mismatch", "reboot the node")
+    rows = examine("load generator")
+    seen(rows["gpus"], "error", "Driver/library version mismatch", "reboot the node")
+    seen(rows["lease"], "error", "Driver/library version mismatch", "mend the driver")
+    assert rows["load generator"].state == "ok", "the other rows follow"
     failing.write_text("15 Unable to determine the device handle for GPU0000:01:00.0: Unknown Error")
     seen(examine("gpus")["gpus"], "error", "Unable to determine", "mend the driver")
     failing.unlink()
@@ -260,7 +264,7 @@ def test_no_port_is_free(examine, tmp_path):
     full.start()
     try:
         row = examine("ports", sshd=full, purpose={"gpus_needed": 0})["ports"]
-        seen(row, "error", "no free TCP port found in 30000–39999 of the node", r"see `ss -tln`")
+        seen(row, "error", "no free TCP port found in 30000–39999 of the node", r"see `ss -tlnp`")
         tables.write_text("")  # whoever listened was ended
         assert examine("ports", sshd=full, purpose={"gpus_needed": 0})["ports"].state == "ok"
     finally:

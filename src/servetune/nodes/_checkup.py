@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import NodeError, NodeUnusableError, SpecError
+from servetune.core.errors import HostKeyError, NodeError, NodeUnreachableError, NodeUnusableError, SpecError
 from servetune.nodes import _nvidia
 from servetune.nodes._far_gpus import gpu_processes
 from servetune.nodes._gpus import Ask, gpus
@@ -19,7 +19,7 @@ from servetune.nodes._shell import under
 
 GIB = 1 << 30
 TOOLS = ("setsid", "flock", "timeout", "base64", "stat", "tail", "head", "grep", "getconf")
-_SHM = "/dev/shm"  # noqa: S108 -- the very place
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- the very place
 _SHM_LEAST, _SHM_GOOD = GIB, 8 * GIB
 _SHM_ALONE = GIB // 32  # one GPU, or none: a container's default of 64 MiB serves
 _DISK_LEAST, _DISK_GOOD = GIB // 4, 2 * GIB
@@ -30,6 +30,9 @@ LOAD_PACKAGES = ("numpy", "pydantic", "httpx", "uvloop")
 REHEARSAL_PACKAGES = ("PyYAML", "httptools")
 #: Tokens per second: what a node may serve at most, in all and to one request. Faster ones are not known.
 FASTEST, FASTEST_OF_ONE = 20_000.0, 200.0
+
+Row = tuple[str, Callable[[], Finding | Iterable[Finding]]]
+"""A row's name, and what finds it."""
 
 Run = Callable[[str], tuple[int, str]]
 """Runs shell text on the node to its end: exit status and output."""
@@ -147,14 +150,14 @@ class Checkup:
 
     def shared_memory(self, purpose: Purpose) -> Finding:
         """Size of /dev/shm: the processes of a server of several GPUs talk through it."""
-        size, free = self._space(_SHM)
+        size, free = self._space(SHARED_MEMORY)
         remedy = "`mount -o remount,size=32G /dev/shm` as root, or give the container --shm-size 32g or --ipc host"
         found = f"{free / GIB:.1f} of {size / GIB:.1f} GiB free"
         if purpose.gpus_needed <= 1:
             state = "ok" if free >= _SHM_ALONE else "warning"
         else:
             state = "error" if free < _SHM_LEAST else "warning" if free < _SHM_GOOD else "ok"
-        return Finding(row=_SHM, state=state, found=found, remedy="" if state == "ok" else remedy)
+        return Finding(row=SHARED_MEMORY, state=state, found=found, remedy="" if state == "ok" else remedy)
 
     def disk(self) -> Finding:
         """Room for logs."""
@@ -264,6 +267,27 @@ def _others(found: Sequence[_nvidia.Gpu], taken: Collection[str], needed: int) -
 def spell_out(path: str) -> str:
     """The end of a remedy for a path whose `~` no shell of the node's will ever see."""
     return "; write its `~` out as the home directory there" if path.startswith("~") else ""
+
+
+def each(rows: Iterable[Row]) -> Iterator[Finding]:
+    """Findings of rows by name. What keeps one from being found is that row's finding, and the others follow.
+
+    Raises NodeUnreachableError and HostKeyError only.
+    """
+    for name, find in rows:
+        try:
+            found = find()
+            yield from [found] if isinstance(found, Finding) else found
+        except (NodeUnreachableError, HostKeyError):
+            raise
+        except (NodeError, SpecError) as error:
+            yield trouble(name, error)
+
+
+def trouble(row: str, error: Exception) -> Finding:
+    """An error whose message says what is wrong, and after a semicolon what to do."""
+    what, _, remedy = str(error).partition("; ")
+    return _error(row, what, remedy or what)
 
 
 def _error(row: str, found: str, remedy: str) -> Finding:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import NodeError, ProgramEndedError
-from servetune.nodes._checkup import Checkup, capacity_arguments, load_generator
+from servetune.core.errors import ProgramEndedError
+from servetune.nodes._checkup import SHARED_MEMORY, Checkup, Row, capacity_arguments, each, load_generator
 from servetune.nodes._gpus import Command
 from servetune.nodes._installing import installing
 from servetune.nodes._ports import free_port
@@ -36,27 +36,24 @@ def existing(folder: str) -> str:
 
 def rows(checkup: Checkup, purpose: Purpose, here: Here) -> Iterator[Finding]:
     """Every row; the load generator's speed only when asked to be thorough: it runs here, where all of it is there."""
-    yield checkup.engine()
-    yield from checkup.of_gpus(purpose)
-    yield checkup.shared_memory(purpose)
-    yield checkup.disk()
-    yield checkup.model(purpose)
-    yield _ports()
-    if purpose.thorough:
-        run = partial(script, here)
-        yield load_generator(
-            lambda: _capacity(here, purpose),
-            purpose,
-            lambda packages: installing(run, "", sys.executable, packages, "node.python"),
-        )
+    run = partial(script, here)
+    install = partial(installing, run, "", sys.executable, key="node.python")
+    of_load: Row = ("load generator", lambda: load_generator(lambda: _capacity(here, purpose), purpose, install))
+    yield from each(
+        [
+            ("engine", checkup.engine),
+            ("gpus", lambda: checkup.of_gpus(purpose)),
+            (SHARED_MEMORY, lambda: checkup.shared_memory(purpose)),
+            ("disk", checkup.disk),
+            ("model", lambda: checkup.model(purpose)),
+            ("ports", _ports),
+            *([of_load] if purpose.thorough else []),
+        ]
+    )
 
 
 def _ports() -> Finding:
-    try:
-        return Finding(row="ports", state="ok", found=f"30000–39999, such as {free_port()}")
-    except NodeError as error:
-        what, _, remedy = str(error).partition("; ")
-        return Finding(row="ports", state="error", found=what, remedy=remedy)
+    return Finding(row="ports", state="ok", found=f"30000–39999, such as {free_port()}")
 
 
 def _capacity(here: Here, purpose: Purpose) -> str:

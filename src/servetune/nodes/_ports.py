@@ -34,7 +34,7 @@ def free_port() -> int:
             if all(_can_bind(port + offset) for offset in (0, *NEIGHBOURS)):
                 return port
     raise NodeUnusableError(
-        "no free TCP port found in 30000–39999 after 200 tries; see `ss -tln` for who listens there"
+        "no free TCP port found in 30000–39999 after 200 tries; see `ss -tlnp`, and end who listens for nothing"
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import HostKeyError, NodeError, ServetuneError
-from servetune.nodes._checkup import Checkup
+from servetune.core.errors import HostKeyError, ServetuneError
+from servetune.nodes._checkup import SHARED_MEMORY, Checkup, Row, each, trouble
 from servetune.nodes._ssh_leases import LeaseFiles
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_machine import far_free_port
@@ -23,8 +23,7 @@ def connection(link: Link, place: Callable[[], object]) -> Finding:
     except HostKeyError as error:
         return Finding(row="connection", state="error", found="host key refused", remedy=str(error))
     except ServetuneError as error:
-        what, _, remedy = str(error).partition("; ")
-        return Finding(row="connection", state="error", found=what, remedy=remedy or what)
+        return trouble("connection", error)
     found = f"{link.target}, host key known, {1000 * (time.monotonic() - began_s):.0f} ms to connect"
     return Finding(row="connection", state="ok", found=found)
 
@@ -54,21 +53,12 @@ def clock(link: Link) -> Finding:
 
 def ports(link: Link) -> Finding:
     """A port to serve on."""
-    try:
-        return Finding(row="ports", state="ok", found=f"30000–39999, such as {far_free_port(link)}")
-    except NodeError as error:
-        what, _, remedy = str(error).partition("; ")
-        return Finding(row="ports", state="error", found=what, remedy=remedy)
+    return Finding(row="ports", state="ok", found=f"30000–39999, such as {far_free_port(link)}")
 
 
 def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
     """Whether another tuner uses these GPUs now."""
-    try:
-        owners = files.owners()
-    except NodeError as error:
-        what, _, remedy = str(error).partition("; ")
-        return Finding(row="lease", state="error", found=what, remedy=remedy)
-    others = {name: owner for name, owner in owners if name in names and owner.get("study") != study}
+    others = {name: owner for name, owner in files.owners() if name in names and owner.get("study") != study}
     if not others:
         return Finding(row="lease", state="ok", found=f"free: {', '.join(names)}")
     shown = ", ".join(
@@ -80,17 +70,15 @@ def lease(files: LeaseFiles, names: Sequence[str], study: str) -> Finding:
 
 
 def rows(
-    checkup: Checkup, purpose: Purpose, rehearsed: Callable[[], Finding] | None, of_link: Iterator[Finding]
+    checkup: Checkup, purpose: Purpose, rehearsed: Callable[[], Finding] | None, of_link: Iterable[Row]
 ) -> Iterator[Finding]:
     """Everything after the connection; what a rehearsal does not need is passed over."""
-    yield checkup.tools()
-    if rehearsed is None:
-        yield checkup.engine()
-        yield from checkup.of_gpus(purpose)
-        yield checkup.shared_memory(purpose)
-    else:
-        yield rehearsed()
-    yield checkup.disk()
-    if rehearsed is None:
-        yield checkup.model(purpose)
-    yield from of_link
+    of_engine: list[Row] = [
+        ("engine", checkup.engine),
+        ("gpus", lambda: checkup.of_gpus(purpose)),
+        (SHARED_MEMORY, lambda: checkup.shared_memory(purpose)),
+    ]
+    of_model: list[Row] = [("model", lambda: checkup.model(purpose))]
+    if rehearsed is not None:
+        of_engine, of_model = [("engine", rehearsed)], []
+    yield from each([("tools", checkup.tools), *of_engine, ("disk", checkup.disk), *of_model, *of_link])

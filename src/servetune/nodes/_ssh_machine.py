@@ -57,7 +57,8 @@ def far_free_port(link: Link) -> int:
             if taken.isdisjoint(port + offset for offset in (0, *NEIGHBOURS)):
                 return port
     raise NodeUnusableError(
-        "no free TCP port found in 30000–39999 of the node after 200 tries; see `ss -tln` there for who listens"
+        "no free TCP port found in 30000–39999 of the node after 200 tries; see `ss -tlnp` there, and end who listens "
+        "for nothing"
     )
 
 

@@ -19,7 +19,7 @@ from servetune.core.errors import ProgramEndedError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Running, Text
 from servetune.nodes import _redact, _shell
 from servetune.nodes import _ssh_doctor as doctor
-from servetune.nodes._checkup import Checkup, capacity_arguments, load_generator, rehearsal
+from servetune.nodes._checkup import Checkup, Row, capacity_arguments, load_generator, rehearsal
 from servetune.nodes._ending import end
 from servetune.nodes._environment import resolved
 from servetune.nodes._far_gpus import await_free_gpus, conditions
@@ -233,12 +233,14 @@ class SshNode:
         words = ["servetune.simulation.server", "--scenario", self._scenario(self._settings.rehearse), "--facts"]
         return rehearsal(lambda: self._ran(words), self._settings.rehearse.scenario, install)
 
-    def _rows_of_the_link(self, purpose: Purpose, install: Callable[[Sequence[str]], str]) -> Iterator[Finding]:
-        yield doctor.ports(self.link)
-        yield doctor.clock(self.link)
-        yield doctor.lease(self._leases, self._lease_names(), purpose.study)
+    def _rows_of_the_link(self, purpose: Purpose, install: Callable[[Sequence[str]], str]) -> list[Row]:
         module = [_CAPACITY_MODULE, *capacity_arguments(purpose)] if purpose.thorough else [_LOAD_MODULE]
-        yield load_generator(lambda: self._ran(module), purpose, install)
+        return [
+            ("ports", lambda: doctor.ports(self.link)),
+            ("clock", lambda: doctor.clock(self.link)),
+            ("lease", lambda: doctor.lease(self._leases, self._lease_names(), purpose.study)),
+            ("load generator", lambda: load_generator(lambda: self._ran(module), purpose, install)),
+        ]
 
     def _ran(self, module: Sequence[str]) -> str:
         """What a module of ours prints there. Raises ProgramEndedError, NodeUnusableError."""
