@@ -119,6 +119,17 @@ def loaded(path: Path) -> dict[str, object]:
     return json.loads(path.read_text())
 
 
+SHARER = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = shared_memory.SharedMemory(name=sys.argv[1], create=True, size=1 << 20)
+resource_tracker.unregister(made._name, "shared_memory")
+print("running", flush=True)
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), 9)
+"""
+
+
 class NodeContract:
     """Inherit, and give `node` (a fresh node) and `node_source` (Python source that binds the same kind to `node`)."""
 
@@ -276,6 +287,27 @@ class NodeContract:
         assert carriers(bench.study) == []
         assert not listening(port)
         assert bench.node.reclaim(bench.study) == []
+
+    @pytest.mark.parametrize("way", ["killed", "crashed", "reclaimed"])
+    def test_shared_memory_of_ours_is_removed_and_nothing_foreign(self, bench: Bench, way: str) -> None:
+        name, foreign = f"servetune-test-{os.getpid()}-{way}", Path(f"/dev/shm/servetune-test-{os.getpid()}-foreign")
+        segment = Path("/dev/shm") / name
+        foreign.write_text("somebody else's")
+        try:
+            argv = (sys.executable, "-c", SHARER, name, "4" if way == "crashed" else "600")
+            server = bench.launch(LaunchSpec(argv=argv, port=bench.node.free_port()))
+            until(segment.exists)
+            if way == "crashed":
+                until(lambda: server.poll() is not None)
+            if way == "reclaimed":
+                assert bench.node.reclaim(bench.study)
+            else:
+                server.stop(0.2)
+            assert not segment.exists()
+            assert foreign.exists()
+        finally:
+            foreign.unlink()
+            segment.unlink(missing_ok=True)
 
     def test_reclaim_of_nothing(self, bench: Bench) -> None:
         assert list(bench.node.reclaim(bench.study)) == []

@@ -146,37 +146,3 @@ def test_a_process_that_got_a_pid_of_before_the_reboot_is_foreign(make, tmp_path
         assert node.reclaim("rebooted") == []
         assert foreign.poll() is None
         foreign.kill()
-
-
-SHARER = """
-import os, sys, time
-from multiprocessing import resource_tracker, shared_memory
-made = shared_memory.SharedMemory(name=sys.argv[1], create=True, size=1 << 20)
-resource_tracker.unregister(made._name, "shared_memory")
-print("running", flush=True)
-time.sleep(float(sys.argv[2]))
-os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.parametrize("way", ["killed", "crashed", "reclaimed"])
-def test_shared_memory_of_ours_is_removed_and_nothing_foreign(make, tmp_path, way):
-    name, foreign = f"servetune-test-{os.getpid()}-{way}", Path(f"/dev/shm/servetune-test-{os.getpid()}-foreign")
-    foreign.write_text("somebody else's")
-    node = make()
-    try:
-        argv = (sys.executable, "-c", SHARER, name, "4" if way == "crashed" else "600")
-        server = node.start(LaunchSpec(argv=argv, port=node.free_port()), "shm", 1, str(tmp_path / "log"))
-        segment = Path("/dev/shm") / name
-        until(segment.exists)
-        if way == "crashed":
-            until(lambda: server.poll() is not None)
-        if way == "reclaimed":
-            assert node.reclaim("shm")
-        else:
-            server.stop(0.2)
-        assert not segment.exists()
-        assert foreign.exists()
-    finally:
-        foreign.unlink()
-        Path(f"/dev/shm/{name}").unlink(missing_ok=True)

@@ -10,7 +10,9 @@ from servetune.core.node import Exit
 from servetune.nodes._by_log import LOG_FILE
 from servetune.nodes._ending import end
 from servetune.nodes._launch import Launch
+from servetune.nodes._marks import Mark, members
 from servetune.nodes._processes import ThisMachine
+from servetune.nodes._segments import Segments
 
 LOG_CHUNK_BYTES = 1 << 20
 LEAST_GRACE_S = 2.0  # wall: a compressed node second is too short for a real process to end
@@ -58,11 +60,21 @@ class LocalServer:
         self._log_from_bytes = log_from_bytes
         self._time_scale = time_scale
         self._guards = guards
+        self._segments = Segments(self._own_pids)
 
     def poll(self) -> Exit | None:
         """How it ended, None while it runs."""
         code = self._server.poll()
+        if code is None:
+            self._segments.look_now_and_then()
         return None if code is None else Exit(code=code)
+
+    def _own_pids(self) -> list[int]:
+        return [member.process.pid for member in members(ThisMachine().snapshot(), self._is_mine)]
+
+    def _is_mine(self, other: Mark) -> bool:
+        mark = self._launch.mark
+        return (other.study, other.starter) == (mark.study, mark.starter)
 
     def read_log(self, offset_bytes: int) -> bytes:
         """At most 1 MiB of what this launch logged, from `offset_bytes` on; empty when there is no more yet."""
@@ -84,9 +96,11 @@ class LocalServer:
         Children that made a session of their own are found by the mark in their environment. Returns once the port and
         the GPU memory are free again; raises NodeUnusableError or NodeBusyError when they stay taken.
         """
-        mark = self._launch.mark
         wall_s = max(grace_s / self._time_scale, min(grace_s, LEAST_GRACE_S))
-        end(ThisMachine(), lambda other: (other.study, other.starter) == (mark.study, mark.starter), wall_s)
+        if grace_s > 0:
+            self._segments.look()
+        end(ThisMachine(), self._is_mine, wall_s)
+        self._segments.remove()
         if self._filter is not None:
             self._filter.wait()
         code = self._server.wait()

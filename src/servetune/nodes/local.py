@@ -30,10 +30,11 @@ from servetune.nodes._ending import reclaimed
 from servetune.nodes._environment import inherited, resolved
 from servetune.nodes._gpus import Command, MemoryGuard, gpu_facts
 from servetune.nodes._launch import Launch, left_behind, note_started, prepared, write_state, writing
-from servetune.nodes._marks import FILTER
+from servetune.nodes._marks import FILTER, Mark, members
 from servetune.nodes._ports import PortGuard, free_port
 from servetune.nodes._processes import ThisMachine
 from servetune.nodes._python import ASK_ENGINE, read_versions
+from servetune.nodes._segments import Segments
 from servetune.nodes._server import Guard, LocalServer
 
 _COMMAND_S = 60.0
@@ -136,7 +137,15 @@ class LocalNode:
 
     def reclaim(self, study: str) -> Sequence[str]:
         """End what an earlier tuner, or this one, left running for `study`; not the server of a tuner that lives."""
-        return reclaimed(ThisMachine(), lambda mark: mark.study == study and left_behind(mark))
+
+        def left(mark: Mark) -> bool:
+            return mark.study == study and left_behind(mark)
+
+        segments = Segments(lambda: [member.process.pid for member in members(ThisMachine().snapshot(), left)])
+        segments.look()
+        ended = reclaimed(ThisMachine(), left)
+        segments.remove()
+        return ended
 
     def _visible(self) -> str | None:
         return self.environment().get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))

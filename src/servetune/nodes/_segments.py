@@ -1,0 +1,48 @@
+"""Files in /dev/shm that a server of this machine holds: a killed one leaves them, and SGLang one at every stop."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+
+from servetune.nodes import _shell
+
+FIRST_S, EVERY_S = 2.0, 15.0
+_RUN_S = 60.0
+
+
+class Segments:
+    """Notes them while the server lives: after a crash they have no owner. `pids`: of the server, now."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._seen: set[tuple[int, str]] = set()
+        self._looked_s = time.monotonic() - EVERY_S + FIRST_S
+
+    def look_now_and_then(self) -> None:
+        """Look again when the last look was long ago."""
+        if time.monotonic() - self._looked_s > EVERY_S:
+            self.look()
+
+    def look(self) -> None:
+        """Note what is held now."""
+        self._looked_s = time.monotonic()
+        lines = [line.partition(" ") for line in _run(_shell.segments(self._pids())).splitlines()]
+        self._seen |= {(int(inode), path) for inode, _, path in lines}
+
+    def remove(self) -> None:
+        """Remove those noted that are still the same files and that nobody holds."""
+        if self._seen:
+            _run(_shell.remove_segments(self._seen))
+            self._seen.clear()
+
+
+def _run(script: str) -> str:
+    """What it prints; nothing when it hangs, as what reads the memory map of a process that hangs in the kernel."""
+    try:
+        done = subprocess.run(["sh", "-s"], input=script.encode("utf-8", "surrogateescape"), stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=_RUN_S, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout.decode("utf-8", "surrogateescape")
