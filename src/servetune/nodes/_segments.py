@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 
 from servetune.nodes import _shell
 
 FIRST_S, EVERY_S = 2.0, 15.0
-_RUN_S = 60.0
 
 
 class Segments:
-    """Notes them while the server lives: after a crash they have no owner. `pids`: of the server, now."""
+    """Notes them while the server lives: after a crash they have no owner.
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
-        self._pids = pids
+    `run`: runs shell text here and returns what it prints; `pids`: of the server, now.
+    """
+
+    def __init__(self, run: Callable[[str], str], pids: Callable[[], Iterable[int]]) -> None:
+        self._run, self._pids = run, pids
         self._seen: set[tuple[int, str]] = set()
         self._looked_s = time.monotonic() - EVERY_S + FIRST_S
 
@@ -28,21 +29,11 @@ class Segments:
     def look(self) -> None:
         """Note what is held now."""
         self._looked_s = time.monotonic()
-        lines = [line.partition(" ") for line in _run(_shell.segments(self._pids())).splitlines()]
+        lines = [line.partition(" ") for line in self._run(_shell.segments(self._pids())).splitlines()]
         self._seen |= {(int(inode), path) for inode, _, path in lines}
 
     def remove(self) -> None:
         """Remove those noted that are still the same files and that nobody holds."""
         if self._seen:
-            _run(_shell.remove_segments(self._seen))
+            self._run(_shell.remove_segments(self._seen))
             self._seen.clear()
-
-
-def _run(script: str) -> str:
-    """What it prints; nothing when it hangs, as what reads the memory map of a process that hangs in the kernel."""
-    try:
-        done = subprocess.run(["sh", "-s"], input=script.encode("utf-8", "surrogateescape"), stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, timeout=_RUN_S, check=False)  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout.decode("utf-8", "surrogateescape")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -51,6 +51,7 @@ class LocalServer:
         log_from_bytes: int,
         time_scale: float,
         guards: Sequence[Guard],
+        run: Callable[[str], str],
     ) -> None:
         self.pid = server.pid
         self.log_path = launch.folder / LOG_FILE
@@ -60,7 +61,7 @@ class LocalServer:
         self._log_from_bytes = log_from_bytes
         self._time_scale = time_scale
         self._guards = guards
-        self._segments = Segments(self._own_pids)
+        self._segments = Segments(run, self._own_pids)
 
     def poll(self) -> Exit | None:
         """How it ended, None while it runs."""

@@ -141,7 +141,9 @@ class LocalNode:
         def left(mark: Mark) -> bool:
             return mark.study == study and left_behind(mark)
 
-        segments = Segments(lambda: [member.process.pid for member in members(ThisMachine().snapshot(), left)])
+        segments = Segments(
+            run_script, lambda: [member.process.pid for member in members(ThisMachine().snapshot(), left)]
+        )
         segments.look()
         ended = reclaimed(ThisMachine(), left)
         segments.remove()
@@ -185,6 +187,22 @@ def run_command(argv: Sequence[str], timeout_s: float = _COMMAND_S) -> Command |
     return Command(done.returncode, done.stdout.decode("utf-8", "replace"))
 
 
+def run_script(text: str) -> str:
+    """What shell text prints; nothing when it hangs, as what reads the memory map of a process in the kernel does."""
+    try:
+        done = subprocess.run(
+            ["sh", "-s"],
+            input=text.encode("utf-8", "surrogateescape"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
 def start_server(launch: Launch, time_scale: float, guards: Sequence[Guard]) -> LocalServer:
     """Start a checked launch in a session of its own. Raises SpecError or NodeUnusableError; nothing runs then."""
     log_path = launch.folder / LOG_FILE
@@ -197,7 +215,7 @@ def start_server(launch: Launch, time_scale: float, guards: Sequence[Guard]) -> 
     finally:
         os.close(log)
     note_started(launch, server.pid, log_from_bytes)
-    return LocalServer(launch, server, log_filter, log_from_bytes, time_scale, guards)
+    return LocalServer(launch, server, log_filter, log_from_bytes, time_scale, guards, run_script)
 
 
 def _spawned(launch: Launch, log: int) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]:
