@@ -95,12 +95,15 @@ class Counter:
         return np.flatnonzero(np.diff(self._tokens) > 0) + 1
 
     def rate(self, begin_s: float, end_s: float) -> float:
-        """From one rise to another: answers that end together make it rise in steps."""
-        times, tokens = np.array(self._times), np.array(self._tokens)
-        inside = [at for at in self._rises() if begin_s <= times[at] <= end_s]
-        if len(inside) < 2:
+        """From one rise to another, those nearest to both times: answers that end together make it rise in steps.
+
+        Only those inside would leave out a wave at either end, and with it how fast the machine was then.
+        """
+        times, tokens, rises = np.array(self._times), np.array(self._tokens), self._rises()
+        if len(rises) < 2:
             return 0.0
-        return float((tokens[inside[-1]] - tokens[inside[0]]) / (times[inside[-1]] - times[inside[0]]))
+        first, last = (rises[np.argmin(np.abs(times[rises] - edge_s))] for edge_s in (begin_s, end_s))
+        return float((tokens[last] - tokens[first]) / (times[last] - times[first])) if last > first else 0.0
 
     def end_s(self) -> float:
         return self._times[int(self._rises()[-1])] - EVERY_S / 2

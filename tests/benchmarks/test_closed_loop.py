@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contracts.load_generator_contract import LoadGeneratorContract
+from contracts.load_generator_contract import LoadGeneratorContract, trusted
 from fakes.streaming.process import exact_rate_server
 
 from servetune.benchmarks import closed_loop
@@ -30,12 +30,6 @@ def level(concurrency=8, output_tokens=20, requests=40, limit_s=60.0, **workload
         input_tokens=32, output_tokens=output_tokens, requests_per_level=requests, warmup=concurrency, **workload
     )
     return Level(concurrency=concurrency, workload=load, limit_s=limit_s)
-
-
-def trusted(measurement):
-    """Valid, or invalid only because other work on this machine kept the client from a core."""
-    starved = ("the client", "latencies hold delays of the client", "the halves", "the load had not settled", "only ")
-    return measurement.valid or all(warning.startswith(starved) for warning in measurement.warnings)
 
 
 def run(url, wanted, clock=None, **settings):
