@@ -122,6 +122,7 @@ def loaded(path: Path) -> dict[str, object]:
 SHARER = """
 import os, sys, time
 from multiprocessing import resource_tracker, shared_memory
+kept = [open(path) for path in sys.argv[3:]]
 made = shared_memory.SharedMemory(name=sys.argv[1], create=True, size=1 << 20)
 resource_tracker.unregister(made._name, "shared_memory")
 print("running", flush=True)
@@ -290,11 +291,17 @@ class NodeContract:
 
     @pytest.mark.parametrize("way", ["killed", "crashed", "reclaimed"])
     def test_shared_memory_of_ours_is_removed_and_nothing_foreign(self, bench: Bench, way: str) -> None:
-        name, foreign = f"servetune-test-{os.getpid()}-{way}", Path(f"/dev/shm/servetune-test-{os.getpid()}-foreign")
-        segment = Path("/dev/shm") / name
-        foreign.write_text("somebody else's")
+        """A person may keep the model there: a file of before the launch, or in a folder, is no segment."""
+        name = f"servetune-test-{os.getpid()}-{way}"
+        segment, foreign, model = (Path(f"/dev/shm/{name}{end}") for end in ("", "-foreign", "-model"))
+        model.mkdir()
+        weights = [Path(f"{segment}.gguf"), model / "model.safetensors"]
+        for file in (foreign, *weights):
+            file.write_text("somebody else's")
+        os.utime(weights[0], (time.time() - 60,) * 2)
         try:
-            argv = (sys.executable, "-c", SHARER, name, "4" if way == "crashed" else "600")
+            seconds = "4" if way == "crashed" else "600"
+            argv = (sys.executable, "-c", SHARER, name, seconds, *map(str, weights))
             server = bench.launch(LaunchSpec(argv=argv, port=bench.node.free_port()))
             until(segment.exists)
             if way == "crashed":
@@ -304,10 +311,11 @@ class NodeContract:
             else:
                 server.stop(0.2)
             assert not segment.exists()
-            assert foreign.exists()
+            assert all(file.exists() for file in (foreign, *weights))
         finally:
-            foreign.unlink()
-            segment.unlink(missing_ok=True)
+            for file in (segment, foreign, *weights):
+                file.unlink(missing_ok=True)
+            model.rmdir()
 
     def test_reclaim_of_nothing(self, bench: Bench) -> None:
         assert list(bench.node.reclaim(bench.study)) == []

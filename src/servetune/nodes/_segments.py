@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from servetune.nodes import _shell
+from servetune.nodes._marks import Process
 
 FIRST_S, EVERY_S = 2.0, 15.0
 
@@ -13,11 +14,11 @@ FIRST_S, EVERY_S = 2.0, 15.0
 class Segments:
     """Notes them while the server lives: after a crash they have no owner.
 
-    `run`: runs shell text here and returns what it prints; `pids`: of the server, now.
+    `run`: runs shell text here and returns what it prints; `processes`: of the server, now.
     """
 
-    def __init__(self, run: Callable[[str], str], pids: Callable[[], Iterable[int]]) -> None:
-        self._run, self._pids = run, pids
+    def __init__(self, run: Callable[[str], str], processes: Callable[[], Iterable[Process]]) -> None:
+        self._run, self._processes = run, processes
         self._seen: set[tuple[int, str]] = set()
         self._looked_s = time.monotonic() - EVERY_S + FIRST_S
 
@@ -29,7 +30,7 @@ class Segments:
     def look(self) -> None:
         """Note what is held now."""
         self._looked_s = time.monotonic()
-        lines = [line.partition(" ") for line in self._run(_shell.segments(self._pids())).splitlines()]
+        lines = [line.partition(" ") for line in self._run(_shell.segments(self._processes())).splitlines()]
         self._seen |= {(int(inode), path) for inode, _, path in lines}
 
     def remove(self) -> None:

@@ -10,7 +10,7 @@ from servetune.core.node import Exit
 from servetune.nodes._by_log import LOG_FILE
 from servetune.nodes._ending import end
 from servetune.nodes._launch import Launch
-from servetune.nodes._marks import Mark, members
+from servetune.nodes._marks import Mark, Process, members
 from servetune.nodes._processes import ThisMachine
 from servetune.nodes._segments import Segments
 
@@ -61,7 +61,7 @@ class LocalServer:
         self._log_from_bytes = log_from_bytes
         self._time_scale = time_scale
         self._guards = guards
-        self._segments = Segments(run, self._own_pids)
+        self._segments = Segments(run, self._own)
 
     def poll(self) -> Exit | None:
         """How it ended, None while it runs."""
@@ -70,8 +70,8 @@ class LocalServer:
             self._segments.look_now_and_then()
         return None if code is None else Exit(code=code)
 
-    def _own_pids(self) -> list[int]:
-        return [member.process.pid for member in members(ThisMachine().snapshot(), self._is_mine)]
+    def _own(self) -> list[Process]:
+        return [member.process for member in members(ThisMachine().snapshot(), self._is_mine)]
 
     def _is_mine(self, other: Mark) -> bool:
         mark = self._launch.mark

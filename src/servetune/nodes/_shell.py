@@ -356,12 +356,24 @@ def holders(inodes: Iterable[str]) -> str:
     )
 
 
-def segments(pids: Iterable[int]) -> str:
-    """Prints `inode path` of every file in /dev/shm that one of the processes maps or holds open."""
-    looks = [f"cat /proc/{pid}/maps; ls -l /proc/{pid}/fd" for pid in sorted(pids)]
-    return (
-        f"{{ {'; '.join(looks) or ':'}; }} 2>/dev/null | grep -v '(deleted)$' | grep -o '/dev/shm/.*' | sort -u |\n"
-        "while IFS= read -r F; do stat -c '%i %n' \"$F\" 2>/dev/null; done; true"
+def segments(processes: Iterable[Process]) -> str:
+    """Prints `inode path` of every segment in /dev/shm that one of the processes maps or holds open.
+
+    Segments lie in /dev/shm itself and are younger than the first of the processes: what a person keeps there, such as
+    the model's weights, is none.
+    """
+    found = sorted(processes, key=lambda process: process.start_ticks)
+    if not found:
+        return "true"
+    looks = [f"cat /proc/{process.pid}/maps; ls -l /proc/{process.pid}/fd" for process in found]
+    return "\n".join(
+        [
+            "while read -r K V; do [ $K = btime ] && BOOTED=$V; done < /proc/stat",
+            f"SINCE=$((BOOTED + {found[0].start_ticks} / $(getconf CLK_TCK) - 1))",
+            f"{{ {'; '.join(looks)}; }} 2>/dev/null | grep -v '(deleted)$' | grep -o '/dev/shm/[^/]*$' | sort -u |",
+            "while IFS= read -r F; do",
+            'M=$(stat -c %Y "$F" 2>/dev/null) && [ $M -ge $SINCE ] && stat -c \'%i %n\' "$F" 2>/dev/null; done; true',
+        ]
     )
 
 

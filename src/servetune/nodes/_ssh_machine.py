@@ -118,16 +118,16 @@ def pushed(link: Link, folder: str, data: bytes, suffix: str) -> str:
 def reclaimed_with_segments(link: Link, wanted: Callable[[Mark], bool]) -> Sequence[str]:
     """As `_ending.reclaimed`, and removes the shared memory of what it ends."""
     machine = FarMachine(link)
-    held = segments_of(link, {member.process.pid for member in members(machine.snapshot(), wanted)})
+    held = segments_of(link, [member.process for member in members(machine.snapshot(), wanted)])
     said = reclaimed(machine, wanted)
     if held:
         link.run(_shell.remove_segments(held))
     return said
 
 
-def segments_of(link: Link, pids: Iterable[int]) -> set[tuple[int, str]]:
+def segments_of(link: Link, processes: Iterable[Process]) -> set[tuple[int, str]]:
     """(Inode, path) of what processes hold in /dev/shm."""
-    lines = [line.partition(" ") for line in link.run(_shell.segments(pids)).text.splitlines()]
+    lines = [line.partition(" ") for line in link.run(_shell.segments(processes)).text.splitlines()]
     return {(int(inode), path) for inode, _, path in lines}
 
 

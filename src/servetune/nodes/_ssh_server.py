@@ -16,7 +16,7 @@ from servetune.nodes._ending import end
 from servetune.nodes._far_gpus import Intruders
 from servetune.nodes._gpus import Ask
 from servetune.nodes._launch import writing
-from servetune.nodes._marks import LOAD, Mark, members
+from servetune.nodes._marks import LOAD, Mark, Process, members
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import FarProgram
@@ -109,7 +109,7 @@ class FarServer:
     def _look_at_segments(self) -> None:
         """A crash leaves them without an owner, so they are noted while the server lives."""
         self._looked_s = time.monotonic()
-        self._segments |= segments_of(self._link, self._own_pids())
+        self._segments |= segments_of(self._link, self._own())
 
     def read_log(self, offset_bytes: int) -> bytes:
         """At most 1 MiB of what this launch logged, from `offset_bytes` on; empty when there is no more yet."""
@@ -138,9 +138,11 @@ class FarServer:
         """Foreign processes on the server's GPUs now."""
         return self._intruders.look()
 
+    def _own(self) -> list[Process]:
+        return [member.process for member in members(FarMachine(self._link).snapshot(), self._is_mine)]
+
     def _own_pids(self) -> set[int]:
-        seen = FarMachine(self._link).snapshot()
-        return {member.process.pid for member in members(seen, self._is_mine)}
+        return {process.pid for process in self._own()}
 
     def _known_pids(self) -> set[int]:
         return {int(word) for word in self._link.run("cd /proc && echo [0-9]*").text.split()}

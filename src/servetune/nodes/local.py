@@ -141,9 +141,7 @@ class LocalNode:
         def left(mark: Mark) -> bool:
             return mark.study == study and left_behind(mark)
 
-        segments = Segments(
-            run_script, lambda: [member.process.pid for member in members(ThisMachine().snapshot(), left)]
-        )
+        segments = Segments(run_script, lambda: [found.process for found in members(ThisMachine().snapshot(), left)])
         segments.look()
         ended = reclaimed(ThisMachine(), left)
         segments.remove()
