@@ -1,21 +1,25 @@
 """How long a level lasts, on readings made up from a known rate."""
 
 import math
+import random
 
 import pytest
 
 from servetune.benchmarks._holder import Sample
 from servetune.benchmarks._pace import Pace
-from servetune.core.benchmark import Level, Workload
+from servetune.core.benchmark import Bar, Level, Workload
 
 
-def play(rate, concurrency=10, output_tokens=256, limit_s=600.0, effort=1.0, tick_s=0.25, turnover=True, **workload):
+def play(
+    rate, concurrency=10, output_tokens=256, limit_s=600.0, effort=1.0, tick_s=0.25, turnover=True, bar=None, **workload
+):
     """Run a level whose tokens come at `rate(seconds)`; the pace and the seconds that it took."""
     level = Level(
         concurrency=concurrency,
         workload=Workload(output_tokens=output_tokens, **workload),
         limit_s=limit_s,
         effort=effort,
+        bar=bar,
     )
     pace, tokens, now_s, first_wave = (
         Pace(level, output_tokens, concurrency, 0.0, limit_s),
@@ -106,3 +110,30 @@ def test_a_hopeless_load_is_over_at_once():
     level = Level(concurrency=4, workload=Workload(), limit_s=600)
     pace = Pace(level, 256.0, 4, 0.0, 600.0)
     assert pace.update(1.0, Sample(1.0, failed=30, given_up="nothing works")) == "over"
+
+
+def jittery(rate, seed):
+    """Tokens that come in bursts: each reading's differ by 10 %."""
+    drawn = random.Random(seed)
+    return lambda s: rate * (1 + 0.1 * drawn.gauss(0, 1))
+
+
+def best_of(rate):
+    return Bar(output_tokens_per_s=rate, sd=0.01 * rate, error=0.01)
+
+
+def test_a_level_surely_below_the_best_ends_early():
+    pace, took_s = play(jittery(1400.0, 0), bar=best_of(2000.0))
+    assert took_s < 20
+    assert pace.rate(pace.measure_from_s) == pytest.approx(1400, rel=0.05)
+
+
+def test_a_level_that_is_not_below_the_best_takes_its_time():
+    assert play(jittery(2000.0, 0), bar=best_of(1400.0))[1] == play(jittery(2000.0, 0))[1] > 29
+
+
+def test_a_level_as_good_as_the_best_is_ended_as_seldom_as_stated():
+    """Twenty looks at it included; the best's own value is off by its deviation."""
+    drawn = random.Random(1)
+    took = [play(jittery(2000.0, n), bar=best_of(2000 * (1 + 0.01 * drawn.gauss(0, 1))))[1] for n in range(200)]
+    assert sum(s < 29 for s in took) <= 4  # 2 are expected at most

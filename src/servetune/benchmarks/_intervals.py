@@ -40,6 +40,13 @@ def student_97_5(freedom: int) -> float:
     return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.37 / freedom + 2.82 / freedom**2
 
 
+def student(freedom: int, error: float) -> float:
+    """What Student's t exceeds with the chance `error`."""
+    from scipy.special import stdtrit  # where a study runs it is loaded already; `servetune bench` never asks
+
+    return float(stdtrit(freedom, 1 - error))
+
+
 def batch_count(completed: int) -> int:
     """How many batches a window with that many completed requests is cut into.
 

@@ -7,9 +7,10 @@ from bisect import bisect_right
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servetune.benchmarks._holder import Sample
-from servetune.benchmarks._intervals import batch_count, batch_means
+from servetune.benchmarks._intervals import FEWEST_BATCHES, batch_count, batch_means, student
 from servetune.core.benchmark import Level
 
 #: A level lasts four waves (a wave: the time of one full answer), at least 30 s, and beyond that until the throughput
@@ -59,7 +60,7 @@ class Pace:
         self._times_s = [start_s]
         self._tokens = [0.0]
         self._completed_before = 0
-        self._next_look_s = start_s
+        self._next_look_s = self._next_bar_look_s = start_s
 
     @property
     def longest_s(self) -> float:
@@ -141,13 +142,30 @@ class Pace:
         elapsed_s = now_s - self.start_s
         if elapsed_s >= self.longest_s:
             return True
+        completed = self.completed_in_window(sample.completed)
+        if self._below_the_bar(now_s, completed):
+            return True
         wave_s = self.wave_s()
         if wave_s is None or elapsed_s < self._shortest_s(wave_s) or now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.longest_s / LOOKS
-        return self._precise(now_s, self.completed_in_window(sample.completed))
+        return self._precise(now_s, completed)
 
     def _precise(self, now_s: float, completed: int) -> bool:
-        edges_s = np.linspace(self.measure_from_s, now_s, batch_count(completed) + 1)
-        rates = np.diff(np.interp(edges_s, self._times_s, self._tokens)) / np.diff(edges_s)
+        rates = self._batches(now_s, completed)
         return batch_means(rates).relative_half_width <= PRECISION / math.sqrt(self._level.effort)
+
+    def _batches(self, now_s: float, completed: int) -> NDArray[np.float64]:
+        """Tokens per second in equal parts of the measured time."""
+        edges_s = np.linspace(self.measure_from_s, now_s, batch_count(completed) + 1)
+        return np.asarray(np.diff(np.interp(edges_s, self._times_s, self._tokens)) / np.diff(edges_s))
+
+    def _below_the_bar(self, now_s: float, completed: int) -> bool:
+        """A sequential test: at most LOOKS looks, each with its share of the error (Bonferroni), by Student's t."""
+        bar = self._level.bar
+        if bar is None or completed < FEWEST_BATCHES or now_s < self._next_bar_look_s:
+            return False
+        self._next_bar_look_s = now_s + self.longest_s / LOOKS
+        rates = self._batches(now_s, completed)
+        error = math.hypot(float(np.std(rates, ddof=1)) / math.sqrt(len(rates)), bar.sd)
+        return bar.output_tokens_per_s - float(np.mean(rates)) > student(len(rates) - 1, bar.error / LOOKS) * error

@@ -48,6 +48,7 @@ def virtual_spec(
     confirm: Confirmation | None = None,
     retries: Retries | None = None,
     level_sd: float | None = None,
+    level_error: float | None = None,
     space: str = "simulated",
 ) -> StudySpec:
     """The study of `scenario` (read from `place`). It is told the flags' defaults and nothing else of the scenario.
@@ -56,6 +57,8 @@ def virtual_spec(
     """
     sampled = simulated_space(space)
     optional = {"pruner": pruner, "confirm": confirm, "retries": retries}
+    levels = {"level_sd": level_sd, "level_error": level_error}
+    told = {key: value for key, value in levels.items() if value is not None}
     return StudySpec(
         study=f"simulate-{scenario.name}"[:100],
         engine=EngineChoice(model=scenario.model.path, version=scenario.engine_version),
@@ -65,7 +68,7 @@ def virtual_spec(
         workload=Workload(
             input_tokens=scenario.input_tokens, output_tokens=scenario.output_tokens, concurrency=scenario.levels
         ),
-        budget=Budget(trials=TRIALS, node_hours=node_hours, **({} if level_sd is None else {"level_sd": level_sd})),
+        budget=Budget(trials=TRIALS, node_hours=node_hours, **told),
         sampler=sampler,
         load_generator=NamedChoice(name="scenario", settings={"seed": seed}),
         seed=seed,

@@ -23,10 +23,22 @@ class Workload(Frozen):
     seed: int = 0
 
 
+class Bar(Frozen):
+    """What the best configuration gave at a level: tokens/s and their standard deviation.
+
+    A level that is as good may be taken for a worse one with the chance `error`.
+    """
+
+    output_tokens_per_s: float
+    sd: float
+    error: float
+
+
 class Level(Frozen):
     """One concurrency level of a workload: what a load generator is asked to hold, for at most `limit_s`.
 
     `effort`: share of the usual measuring time that is wanted; a generator that cannot measure less measures it all.
+    `bar`: the level may end as soon as it is surely below it.
     """
 
     concurrency: int
@@ -34,6 +46,7 @@ class Level(Frozen):
     limit_s: float
     effort: float = Field(default=1.0, gt=0, le=1)
     window: int = 0  # how often this launch has held the level before
+    bar: Bar | None = None
 
 
 class Percentiles(Frozen):

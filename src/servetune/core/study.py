@@ -35,12 +35,15 @@ class Budget(Frozen):
 
     `level_sd`: relative standard deviation that is enough for a level while searching, where the load generator can
     measure for less than its usual time; 0: always the usual time. Baseline and confirmation take the usual time.
+    `level_error`: a level ends early when it is surely below the best configuration's, and this is the chance that one
+    as good is ended so; 0: none is ended. Only for plain throughput without limits, and while `level_sd` is not 0.
     """
 
     trials: int = Field(default=40, ge=1, le=100_000)
     node_hours: float | None = Field(default=None, gt=0)
     patience: int | None = Field(default=None, ge=1)
     level_sd: float = Field(default=0.03, ge=0, lt=1)
+    level_error: float = Field(default=0.0, ge=0, lt=0.5)
 
 
 class Timeouts(Frozen):

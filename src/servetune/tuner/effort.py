@@ -1,10 +1,16 @@
-"""How long each level is measured while searching: as long as the wanted precision needs, by the baseline's."""
+"""How long each level is measured while searching: as long as the wanted precision needs, by the baseline's.
+
+And what it is measured against: a level that is surely below the best configuration's ends early.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from servetune.core.trial import RunRecord
+from servetune.core.benchmark import Bar
+from servetune.core.objective import OUTPUT_TOKENS
+from servetune.core.study import StudySpec
+from servetune.core.trial import RunRecord, TrialRecord, TrialState
 
 #: A level is never measured for less than this share of its usual time.
 LEAST = 0.2
@@ -26,3 +32,18 @@ def effort_of(wanted_sd: float, baseline: Sequence[RunRecord]) -> Mapping[int, f
             sd = (measured.high - measured.low) / (2 * 1.96 * rate)
             found[measured.concurrency] = min(1.0, max(LEAST, (sd / wanted_sd) ** 2))
     return found
+
+
+def bars_of(spec: StudySpec, trials: Sequence[TrialRecord]) -> Mapping[int, Bar]:
+    """Level → what the best complete trial gave; empty where levels are measured to their end (see `Budget`)."""
+    plain = spec.objective.maximize == OUTPUT_TOKENS and spec.objective.minimize is None and not spec.objective.limits
+    told = [(t.value, t) for t in trials if t.state is TrialState.COMPLETE and t.value is not None]
+    if not told or not plain or not spec.budget.level_sd or not spec.budget.level_error:
+        return {}
+    _, best = max(told, key=lambda entry: entry[0])
+    return {
+        m.concurrency: Bar(
+            output_tokens_per_s=m.output_tokens_per_s, sd=(m.high - m.low) / (2 * 1.96), error=spec.budget.level_error
+        )
+        for m in best.measurements
+    }

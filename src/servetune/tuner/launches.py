@@ -18,7 +18,7 @@ from servetune.core.trial import RunPurpose, RunRecord
 from servetune.storage import Store
 from servetune.tuner.adoption import TakenUp, take_up
 from servetune.tuner.confirm import Candidate
-from servetune.tuner.effort import effort_of
+from servetune.tuner.effort import bars_of, effort_of
 from servetune.tuner.gate import Gate, checker_of, random_weights
 from servetune.tuner.judge import NOT_THE_CONFIGURATION
 from servetune.tuner.trial_runner import Job, OnLevel, RunResult, TrialRunner
@@ -186,9 +186,12 @@ class Launches:
         )
         recorder = StoreRecorder(self._store, study, number, attempt)
         recorder.phase_s |= {} if taken_up is None else taken_up.phase_s
-        effort = self._effort() if purpose is RunPurpose.SEARCH else {}
+        searching = purpose is RunPurpose.SEARCH
+        effort = self._effort() if searching else {}
+        bars = bars_of(self._spec, self._store.trials(study)) if searching else {}
         log_dir, gate = str(self.log_dir(number, attempt)), self._gate(number, attempt, purpose, assignment)
-        result = self._runner.run(Job(number, launch, assignment, log_dir, recorder, on_level, effort, gate, taken_up))
+        job = Job(number, launch, assignment, log_dir, recorder, on_level, effort, bars, gate, taken_up)
+        result = self._runner.run(job)
         self._engine_learns(assignment, result.log_facts)
         self._phase_s = recorder.phase_s
         return result

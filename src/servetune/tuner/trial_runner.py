@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from servetune.core.answers import AnswerChecker
-from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
+from servetune.core.benchmark import Bar, Level, LoadGenerator, Measurement, Progress
 from servetune.core.engine import Engine
 from servetune.core.events import LevelDone, LevelProgress, Listener, Note, Step
 from servetune.core.failure import Evidence, Failure, Phase, Verdict
@@ -82,6 +82,7 @@ class Job:
     recorder: Recorder
     on_level: OnLevel
     effort: Mapping[int, float] = field(default_factory=dict)  # by level; 1 where it is not named
+    bars: Mapping[int, Bar] = field(default_factory=dict)  # by level
     gate: Gate | None = None
     taken_up: TakenUp | None = None  # a server that runs already
 
@@ -251,6 +252,7 @@ class TrialRunner:
             workload=self._spec.workload,
             limit_s=self._spec.timeouts.level_s,
             effort=job.effort.get(concurrency, 1.0),
+            bar=job.bars.get(concurrency),
         )
         measurement, intruders = self._undisturbed(watch, partial(self._measured, watch, level))
         if not watch.look() or measurement is None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import combinations
+from statistics import NormalDist
+from typing import TypeGuard
 
-from servetune.core.benchmark import Level, Measurement
+from servetune.core.benchmark import Bar, Level, Measurement
 
 Hold = Callable[[Level], Measurement | None]
 
@@ -23,17 +25,47 @@ def in_windows(hold: Hold, level: Level) -> Measurement | None:
     """Hold the level in windows of half the wanted effort each, until two agree; their mean. None as from `hold`.
 
     A window that is not valid ends it and is the answer. When no two of MOST windows agree, the closest two count.
+    Against a bar, the first window is two quarters, and they are the answer when each of them is below it.
     """
     windows: list[Measurement] = []
+    if level.bar is not None:
+        quarters: list[Measurement] = []
+        for number in (MOST, MOST + 1):
+            got = _held(hold, level, level.effort / 4, number)
+            if not _usable(got):
+                return got
+            quarters.append(got)
+        windows.append(_together((quarters[0], quarters[1]), quarters))
+        if all(_is_below(level.bar, quarter) for quarter in quarters):
+            return windows[0]
     while len(windows) < MOST:
-        got = hold(level.model_copy(update={"effort": level.effort / 2, "window": len(windows)}))
-        if got is None or not got.valid or got.requests_completed == 0:
+        got = _held(hold, level, level.effort / 2, len(windows))
+        if not _usable(got):
             return got
         windows.append(got)
         pair = min(combinations(windows, 2), key=_distance, default=None)
         if pair is not None and (_distance(pair) <= AGREE or len(windows) == MOST):
             return _together(pair, windows)
     return None
+
+
+def _held(hold: Hold, level: Level, effort: float, number: int) -> Measurement | None:
+    return hold(level.model_copy(update={"effort": effort, "window": number, "bar": None}))
+
+
+def _usable(window: Measurement | None) -> TypeGuard[Measurement]:
+    return window is not None and window.valid and window.requests_completed > 0
+
+
+def _is_below(bar: Bar, quarter: Measurement) -> bool:
+    """Whether a quarter alone is below the bar. A level as good as the bar must fail in both of them by accident.
+
+    Each is allowed half the root of the error: one disturbed quarter (a fiftieth of them on some nodes) is not enough.
+    """
+    rate = quarter.output_tokens_per_s
+    spread = math.hypot(_sd(quarter) / rate, bar.sd / bar.output_tokens_per_s)
+    deviations = NormalDist().inv_cdf(1 - math.sqrt(bar.error) / 2)
+    return math.log(bar.output_tokens_per_s / rate) > deviations * spread
 
 
 def _sd(measurement: Measurement) -> float:
