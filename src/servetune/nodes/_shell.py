@@ -356,39 +356,6 @@ def holders(inodes: Iterable[str]) -> str:
     )
 
 
-def segments(processes: Iterable[Process]) -> str:
-    """Prints `inode path` of every segment in /dev/shm that one of the processes maps or holds open.
-
-    Segments lie in /dev/shm itself and are younger than the first of the processes: what a person keeps there, such as
-    the model's weights, is none.
-    """
-    found = sorted(processes, key=lambda process: process.start_ticks)
-    if not found:
-        return "true"
-    looks = [f"cat /proc/{process.pid}/maps; ls -l /proc/{process.pid}/fd" for process in found]
-    return "\n".join(
-        [
-            "while read -r K V; do [ $K = btime ] && BOOTED=$V; done < /proc/stat",
-            f"SINCE=$((BOOTED + {found[0].start_ticks} / $(getconf CLK_TCK) - 1))",
-            f"{{ {'; '.join(looks)}; }} 2>/dev/null | grep -v '(deleted)$' | grep -o '/dev/shm/[^/]*$' | sort -u |",
-            "while IFS= read -r F; do",
-            'M=$(stat -c %Y "$F" 2>/dev/null) && [ $M -ge $SINCE ] && stat -c \'%i %n\' "$F" 2>/dev/null; done; true',
-        ]
-    )
-
-
-def remove_segments(seen: Iterable[tuple[int, str]]) -> str:
-    """Removes those that are still the same files and that no process holds any more; prints each."""
-    lines = ["HELD=$(cat /proc/[0-9]*/maps 2>/dev/null; ls -l /proc/[0-9]*/fd 2>/dev/null)"]
-    for inode, path in sorted(seen):
-        at = shlex.quote(path)
-        lines.append(
-            f'[ "$(stat -c %i {at} 2>/dev/null)" = {inode} ] && ! printf %s "$HELD" | grep -qF {at} && '
-            f"rm -f {at} && echo {at}"
-        )
-    return "\n".join([*lines, "true"])
-
-
 def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(_assignment(name, value) for name, value in variables.items())
 

@@ -15,6 +15,7 @@ from servetune.nodes import _shell
 from servetune.nodes._ending import reclaimed
 from servetune.nodes._marks import Mark, Process, Snapshot, members
 from servetune.nodes._ports import NEIGHBOURS, PREFERRED, SECOND_CHOICE, listeners_in
+from servetune.nodes._segments import remove_segments, segments
 from servetune.nodes._ssh_link import RUN_S, Link
 
 _SNAPSHOTS = 5  # tries: a process list may be cut when the node is out of memory
@@ -121,13 +122,13 @@ def reclaimed_with_segments(link: Link, wanted: Callable[[Mark], bool]) -> Seque
     held = segments_of(link, [member.process for member in members(machine.snapshot(), wanted)])
     said = reclaimed(machine, wanted)
     if held:
-        link.run(_shell.remove_segments(held))
+        link.run(remove_segments(held))
     return said
 
 
 def segments_of(link: Link, processes: Iterable[Process]) -> set[tuple[int, str]]:
     """(Inode, path) of what processes hold in /dev/shm."""
-    lines = [line.partition(" ") for line in link.run(_shell.segments(processes)).text.splitlines()]
+    lines = [line.partition(" ") for line in link.run(segments(processes)).text.splitlines()]
     return {(int(inode), path) for inode, _, path in lines}
 
 

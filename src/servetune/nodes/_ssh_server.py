@@ -17,6 +17,7 @@ from servetune.nodes._far_gpus import Intruders
 from servetune.nodes._gpus import Ask
 from servetune.nodes._launch import writing
 from servetune.nodes._marks import LOAD, Mark, Process, members
+from servetune.nodes._segments import remove_segments
 from servetune.nodes._server import LEAST_GRACE_S, LOG_CHUNK_BYTES, Guard
 from servetune.nodes._ssh_link import Link
 from servetune.nodes._ssh_load import FarProgram
@@ -197,7 +198,7 @@ class FarServer:
                 self._look_at_segments()
         end(FarMachine(self._link, patience_s), self._is_mine, wall_s)
         if self._segments:
-            self._link.run(_shell.remove_segments(self._segments), patience_s=patience_s)
+            self._link.run(remove_segments(self._segments), patience_s=patience_s)
             self._segments.clear()
         code = self.poll()
         for guard in self._guards:
