@@ -93,6 +93,33 @@ def test_a_combination_of_which_the_log_names_one_value_keeps_its_partner():
     assert clauses(found) == {"moe-a2a-backend": "deepep", "moe-runner-backend": "cutlass"}
 
 
+@pytest.mark.parametrize(
+    ("line", "alone"),
+    [
+        ("ValueError: moe_runner_backend=cutlass is not supported with this model", True),
+        ("NotImplementedError: cutlass is not implemented for the current architecture", True),
+        ("ValueError: cutlass is not available on this GPU.", True),
+        ("ValueError: cutlass is not supported with the model runner of this backend", False),
+        ("ValueError: cutlass is not supported with expert parallelism", False),
+        ("ValueError: cutlass cannot be used. See the model card for this model", False),
+    ],
+)
+def test_what_does_not_go_with_the_model_needs_no_partner(line, alone):
+    """It would be launched once more in another company."""
+    told = failure("invalid_combo", Phase.LOAD, ["moe-runner-backend"], line=line)
+    launches = [worked(0), crashed(1, told, moe_a2a_backend="deepep", moe_runner_backend="cutlass")]
+    partner = {} if alone else {"moe-a2a-backend": "deepep"}
+    assert clauses(only(launches)) == {"moe-runner-backend": "cutlass", **partner}
+
+
+def test_a_value_that_worked_elsewhere_is_not_forbidden_whatever_its_log_says():
+    line = "ValueError: moe_runner_backend=cutlass is not supported with this model"
+    told = failure("invalid_combo", Phase.LOAD, ["moe-runner-backend"], line=line)
+    crash = crashed(2, told, moe_a2a_backend="deepep", moe_runner_backend="cutlass")
+    for one in learned(SUBJECT, [worked(0), worked(1, moe_runner_backend="cutlass"), crash]).constraints:
+        assert not one.covers({**BASE, "moe-runner-backend": "cutlass"})
+
+
 def test_without_a_name_what_differs_from_all_that_worked_is_forbidden():
     launches = [worked(0), worked(1, enable_mixed_chunk=True), crashed(2, allreduce="tree", enable_mixed_chunk=True)]
     found = only(launches)

@@ -20,6 +20,12 @@ from servetune.search.launched import Launched, Setting, chooses_kernels, has, s
 Hypothesis = frozenset[Setting]
 #: The class that says "combination".
 COMBINATION = "invalid_combo"
+#: What a value does not go with is no other flag: the model, or what it runs on. A constraint's scope holds these anyway.
+_NO_FLAG = re.compile(
+    r"(?i)\b(?:support(?:s|ed)?|available|implemented|compatible|works?|allowed)\b[^.;\n]{0,30}\b(?:with|for|by|on|in)"
+    r" (?:this|the|your|the current|current) (?:\w+ )?(?:model|architecture|checkpoint|gpu|device|platform|hardware)\b"
+    r"(?! (?:runner|executor|parallel|loader|backend|dtype|config))"
+)
 _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
@@ -93,7 +99,7 @@ class Explainer:
         named = all(self._named(crash) for crash in crashes)
         first = crashes[0].crash
         assert first is not None
-        combination = first.slug == COMBINATION
+        combination = first.slug == COMBINATION and not (named and all(map(_speaks_of_no_flag, crashes)))
         alone = len({crash.trial for crash in crashes}) == 1
         context: Hypothesis = frozenset()
         if len(self._parameters(core)) == 1 and (combination or (alone and not named)):
@@ -162,6 +168,11 @@ def kind_of(failure: Failure) -> tuple[str, ...]:
     """Class, phase, and the deciding line without its numbers: crashes of one kind may have one cause."""
     line = failure.evidence[0].text if failure.evidence and failure.slug != "wrong_output" else ""
     return failure.slug, failure.phase.value, _CHANGING.sub("#", line)[:200]
+
+
+def _speaks_of_no_flag(crash: Launched) -> bool:
+    """Whether the log says that a value does not go with the model or the GPU."""
+    return crash.crash is not None and any(_NO_FLAG.search(one.text) for one in crash.crash.evidence[:1])
 
 
 def _most_shared(crashes: Sequence[Launched], told: Sequence[Sequence[Hypothesis]]) -> Hypothesis | None:
