@@ -1,6 +1,7 @@
 """Speed, memory and robustness of the SGLang log reader: `python benchmarks/log_reading.py [speed|memory|fuzz|all]`.
 
-speed   MB/s of CPU time: decode lines, the mix of a recorded load, container prefixes, start-ups and crashes, floods
+speed   MB/s of CPU time, and of splitting the same text into lines: decode lines, the mix of a recorded load, container
+        prefixes, floods, logs of failures (each repeated, in turn, in any order, each some time later than the last)
 memory  a log of 2 GB: peak resident memory and MB/s
 fuzz    10,000 broken logs (cut, interleaved, corrupted, huge lines): no exception, the same answer for any chunking
 """
@@ -8,6 +9,7 @@ fuzz    10,000 broken logs (cut, interleaved, corrupted, huge lines): no excepti
 from __future__ import annotations
 
 import random
+import re
 import resource
 import sys
 import time
@@ -65,6 +67,43 @@ def floods() -> dict[str, bytes]:
     return made
 
 
+STAMP = re.compile(rb"(\d\d):(\d\d):(\d\d)(?=[ \]])")
+
+
+def later(raw: bytes, seconds: int) -> bytes:
+    """The same log, so many seconds later."""
+
+    def moved(match: re.Match[bytes]) -> bytes:
+        now = (int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3]) + seconds) % 86_400
+        return b"%02d:%02d:%02d" % (now // 3600, now // 60 % 60, now % 60)
+
+    return STAMP.sub(moved, raw)
+
+
+def failures() -> dict[str, bytes]:
+    """The recorded logs of failures."""
+    paths = sorted((RECORDINGS / "cases").glob("*.log"))
+    return {path.stem: path.read_bytes().rstrip(b"\n") + b"\n" for path in paths}
+
+
+def repeated(body: bytes, total: int) -> bytes:
+    return body * (total // len(body) + 1)
+
+
+def crash_loops(total: int) -> Iterator[tuple[str, bytes]]:
+    """Logs of servers that die and are started again."""
+    logs = list(failures().values())
+    trace = floods()["tracebacks of 8 ranks"]
+    source = random.Random(0)
+    count = total // (sum(map(len, logs)) // len(logs))
+    yield "logs of failures in turn", repeated(b"".join(logs), total)
+    yield "logs of failures in any order", b"".join(source.choice(logs) for _ in range(count))
+    yield "in turn, each later", b"".join(later(logs[at % len(logs)], 31 * at) for at in range(count))
+    yield "one of them, each later", b"".join(later(logs[5], 31 * at) for at in range(total // len(logs[5])))
+    yield "tracebacks, each later", b"".join(later(trace, at) for at in range(total // len(trace)))
+    yield "all recorded logs in turn", repeated(b"".join(recorded()), total)
+
+
 def feed(body: bytes, total: int) -> tuple[float, SglangLogReader]:
     """CPU seconds for `total` bytes made of copies of `body`, in pieces of 1 MiB."""
     piece = body * (CHUNK // len(body) + 1)
@@ -74,7 +113,24 @@ def feed(body: bytes, total: int) -> tuple[float, SglangLogReader]:
     for _ in range(total // len(piece) + 1):
         for start in range(0, len(piece), CHUNK):
             reader.feed(piece[start : start + CHUNK])
+    reader.diagnose(None)
     return time.process_time() - before, reader
+
+
+def told(name: str, text: bytes) -> float:
+    """MB/s of reading a text; says it, and how fast it is split into lines."""
+    reader = SglangLogReader({})
+    before = time.process_time()
+    for start in range(0, len(text), CHUNK):
+        reader.feed(text[start : start + CHUNK])
+    reader.diagnose(None)
+    middle = time.process_time()
+    for start in range(0, len(text), CHUNK):
+        text[start : start + CHUNK].split(b"\n")
+    split = time.process_time() - middle
+    speed = len(text) / (middle - before) / 1e6
+    print(f"{name:32} {speed:6.0f} MB/s  (split alone {len(text) / split / 1e6:.0f})")
+    return speed
 
 
 def speed(total: int = 200_000_000) -> None:
@@ -84,14 +140,12 @@ def speed(total: int = 200_000_000) -> None:
         "recorded load, Kubernetes": prefixed(load_mix(), b"2026-02-21T10:04:00.000000000Z stderr F "),
         "recorded load, docker compose": prefixed(load_mix(), b"sglang-1  | "),
     }
-    for name, body in bodies.items():
-        spent, reader = feed(body, total)
-        lines = reader.facts()["lines"]
-        print(f"{name:32} {total / spent / 1e6:6.0f} MB/s  {lines / spent / 1e6:5.2f} M lines/s")
-    starts = {"start-ups and crashes only": b"".join(recorded()), **floods()}
-    for name, body in starts.items():
-        spent, reader = feed(body, total // 5)
-        print(f"{name:32} {total / 5 / spent / 1e6:6.0f} MB/s")
+    for name, body in {**bodies, **floods()}.items():
+        told(name, START + repeated(body, total))
+    for name, text in crash_loops(total // 2):
+        told(name, text)
+    speeds = {name: told(name, repeated(log, total // 4)) for name, log in failures().items()}
+    print(f"each of {len(speeds)} logs repeated: {min(speeds.values()):.0f} MB/s or more")
 
 
 def memory(total: int = BIG_BYTES) -> None:
@@ -167,6 +221,7 @@ def check(raw: bytes, source: random.Random) -> None:
         size = source.choice((1, 7, 100, 3000, 20_000, 90_000))
         pieces.feed(raw[at : at + size])
         at += size
+        assert pieces.phase  # whoever asks has it read
         if source.random() < 0.003:
             pieces.facts(), pieces.warnings(), pieces.diagnose(None), pieces.last_line, pieces.decided
     answers = [(reader.facts(), reader.report(reader.diagnose(None)), _state(reader)) for reader in (whole, pieces)]

@@ -68,6 +68,7 @@ def test_any_chunking_gives_the_same_answer(path: Path, sizes: list[int]) -> Non
     pieces = SglangLogReader({})
     for chunk in chunked(raw, [size + 20 for size in sizes]):
         pieces.feed(chunk)
+        assert pieces.phase  # whoever asks has it read
     assert everything(pieces) == everything(read(raw))
 
 
@@ -130,6 +131,7 @@ def test_memory_stays_bounded() -> None:
     for _ in range(24):
         reader.feed(raw)
         reader.feed(b"no newline " * 20_000)
+        assert reader.ready  # what waits is read
         sizes.append(deep_size(reader))
     assert sizes[-1] < 3_000_000
     assert sizes[-1] - sizes[16] < 200_000

@@ -14,6 +14,8 @@ from typing import Any
 from servetune.core.space import Value
 
 _ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
+#: The same in a raw line.
+ARGUMENTS = re.compile(_ARGS.pattern.encode())
 _COMMAND = re.compile(r"(?:sglang\.launch_server|launch_server(?:\.py)?|sglang serve|sglang::launch)\s+(?=-|\S+ -)")
 _ENV = re.compile(r"^[+$# ]*(?:export )?([A-Z][A-Z0-9_]{2,})=(\S+)$")
 _CONSTANTS = {"None": None, "True": True, "False": False}
@@ -43,6 +45,11 @@ def flag_name(name: str) -> str:
     """The flag of a field or of an option as typed: `tp_size`, `--tp` → `tp-size`."""
     plain = name.strip().lstrip("-").replace("_", "-")
     return ALIASES.get(plain, plain)
+
+
+def shows_arguments(text: str) -> bool:
+    """Whether the engine prints its arguments in this line; the code in a frame only passes them on."""
+    return "server_args=" in text and _ARGS.search(text) is not None
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ the middle are dropped, and the last few are held back until something else has 
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -70,6 +70,26 @@ class Floods:
         """Another prefix has been learned: what a raw line means may have changed."""
         self._kinds.clear()
         self._room = SHAPES_BYTES
+
+    def skip_all(self, lines: list[bytes], shapes: list[bytes], number: int) -> int:
+        """Skip all `lines` (the first with `number`) if none of them has to be read. Returns how many were skipped.
+
+        What `skip` does one by one; the same is remembered. No traceback is open.
+        """
+        counts = Counter(shapes)
+        floods = [shape for shape in counts if self._kinds.get(shape) is not Kind.NOTHING]
+        if not all(shape in self._held and self._seen.get(shape, 0) >= FIRST for shape in floods):
+            return 0
+        noted = 0
+        for at in _last_few(shapes, {shape: min(counts[shape], PER_SIGNATURE) for shape in floods}):
+            self._note(lines, noted, at, number + noted)
+            self._hold(shapes[at], lines[at], number + at)
+            noted = at + 1
+        self._note(lines, noted, len(lines), number + noted)
+        for shape in floods:
+            self._seen[shape] += counts[shape]
+            self._held[shape].dropped += max(0, counts[shape] - PER_SIGNATURE)
+        return len(lines)
 
     def skip(self, lines: list[bytes], shapes: list[bytes], begin: int, number: int, run: Run, known: str) -> int:
         """Skip lines from `begin` (with `number`) on. Returns the place of the first that has to be read.
@@ -143,12 +163,31 @@ class Floods:
             _glance(run, cleaner, self._stamped)
             _glance(run, cleaner, self._last)
 
-    def caught_up(self, shape: bytes) -> None:
-        """A line of `shape` is read next: forget what was skipped, and after another kind of line how many repeated."""
+    def settled(self) -> None:
+        """What was skipped has been caught up with."""
         self._held.clear()
         self._last = self._stamped = None
+
+    def caught_up(self, shape: bytes) -> None:
+        """A line of `shape` is read next: forget what was skipped, and after another kind of line how many repeated."""
+        self.settled()
         if self._kinds.get(shape) is not Kind.REPEATS:
             self._seen.clear()
+
+
+def _last_few(shapes: list[bytes], wanted: dict[bytes, int]) -> list[int]:
+    """Places of the last so many of each shape, in their order."""
+    places = []
+    at = len(shapes)
+    while wanted:
+        at -= 1
+        left = wanted.get(shapes[at])
+        if left is not None:
+            places.append(at)
+            wanted[shapes[at]] = left - 1
+            if left == 1:
+                del wanted[shapes[at]]
+    return places[::-1]
 
 
 def _has_stamp(raw: bytes) -> bool:

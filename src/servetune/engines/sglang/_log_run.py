@@ -169,7 +169,7 @@ class Run:
     def _command(self, text: str) -> None:
         if "launch_server" in text or "sglang serve" in text or "sglang::launch" in text:
             shown = _log_args.parse_command(text)
-            if shown is not None and self._over:
+            if shown is not None and (self.over or (self.command and self.decided)):
                 self._next = shown
             elif shown is not None and len(self.command) < KNOWN_FLAGS:
                 self.command.update(shown[0])
@@ -243,23 +243,27 @@ class Run:
     def restarted_by(self, line: Line) -> bool:
         """Whether `line` shows that a new server was started after this one: it had died, was ready or asked to stop.
 
+        One that dies before it prints its arguments (its command is refused) is followed by another one, too.
+
         A server that is killed while it loads says nothing; the same container then starts on the same port again.
         Replicas and the nodes of one server, which start together, print their arguments before anything is loaded.
         """
-        if "server_args=" not in line.text or not self.effective:
+        if not _log_args.shows_arguments(line.text):
             return False
-        if self.decided:
+        if self.decided and (self.effective or not line.source):
             return True
-        if line.rank or line.source != self._source:
+        if not self.effective or line.rank or line.source != self._source:
             return False
-        return self._over or (self._loading and self._same_place(line))
+        return self.over or (self.loading and self._same_place(line))
 
     @property
-    def _over(self) -> bool:
+    def over(self) -> bool:
+        """Whether it had started, or was asked to stop: arguments that follow are those of the next server."""
         return bool(self.effective) and bool(self.progress.ready or self.stop_line or self.decided)
 
     @property
-    def _loading(self) -> bool:
+    def loading(self) -> bool:
+        """Whether it loads its weights: the same arguments again are then those of the next server."""
         return self.progress.phase is Phase.LOAD and bool(self.progress.before_load)
 
     def _same_place(self, line: Line) -> bool:

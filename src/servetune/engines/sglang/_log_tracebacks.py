@@ -130,14 +130,14 @@ class Body:
     follower: _Follower
 
 
+@dataclass(slots=True)
 class TracebackAssembler:
     """Takes lines, gives traces; each container or pod of an interleaved log is followed on its own."""
 
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-        self.taken = 0  # lines that belonged to the traceback that was open
-        self._by_source: dict[str, _Follower] = {}
-        self._places: dict[str, int] = {}  # lines seen of each source
+    traces: list[Trace] = field(default_factory=list)
+    taken: int = 0  # lines that belonged to the traceback that was open
+    _by_source: dict[str, _Follower] = field(default_factory=dict)
+    _places: dict[str, int] = field(default_factory=dict)  # lines seen of each source
 
     @property
     def is_open(self) -> bool:
@@ -164,7 +164,7 @@ class TracebackAssembler:
         trace = Trace(line.number, header.rstrip(": "), stamp_s, rank, line.source, phase, ready, progress, [Raised()])
         self._keep(trace)
         if len(self._by_source) < MAX_SOURCES or line.source in self._by_source:
-            self._by_source[line.source] = _Follower(trace, place)
+            self._by_source[line.source] = _Follower(trace, place, place)
 
     def take(self, line: Line) -> bool:
         """Whether `line` belongs to the open traceback of its source; it is then stored there."""
@@ -217,17 +217,17 @@ class TracebackAssembler:
         self.traces.append(trace)
 
 
+@dataclass(slots=True)
 class _Follower:
     """Follows one open traceback through the lines of one source, until a blank line, a stamp or other text ends it."""
 
-    def __init__(self, trace: Trace, place: int) -> None:
-        self._trace = trace
-        self._header_place = place
-        self._last_place = place
-        self._chained = False  # "During handling …" has been seen, its exception not yet
-        self._closed_message = False
-        self._after_frame = False
-        self.closed = False
+    _trace: Trace
+    _header_place: int
+    _last_place: int
+    _chained: bool = False  # "During handling …" has been seen, its exception not yet
+    _closed_message: bool = False
+    _after_frame: bool = False
+    closed: bool = False
 
     @property
     def fresh(self) -> bool:

@@ -14,19 +14,17 @@ from servetune.core.failure import Failure, Phase
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang import _failure_report, _log_args, _log_phases, failures
+from servetune.engines.sglang._log_blocks import BlockReader
 from servetune.engines.sglang._log_flags import LaunchFlags
-from servetune.engines.sglang._log_floods import Floods, has_status, told_apart
-from servetune.engines.sglang._log_lines import Line, LineCleaner, LineSplitter
+from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
+from servetune.engines.sglang._log_lives import Lives
+from servetune.engines.sglang._log_repeats import Loop, period_at, settled
 from servetune.engines.sglang._log_run import Run
-from servetune.engines.sglang._log_throughput import RUN, CountedPlaces, is_counted, is_counted_line
-from servetune.engines.sglang._log_tracebacks import HEADER, Body
-from servetune.engines.sglang._log_words import shapes_of
 
-_PIECE = 1 << 20
-#: Tracebacks (without their headers) that are remembered, and the longest of them.
-_BODIES, _BODY_BYTES = 128, 64 * 1024
-#: With any of these a line is more than a line of a traceback.
-_NO_BODY = (b"\r", b"\x1b", b'{"', b"[20", b"Fatal Python", b"server_args=")
+#: The end of a block, which mostly holds its last line.
+_LAST = 16 * 1024
+#: Bytes that are looked at together, and the first stretch that is read before it is looked for repetitions.
+_PIECE, _STRETCH = 4 << 20, 64 * 1024
 
 
 class SglangLogReader:
@@ -37,130 +35,78 @@ class SglangLogReader:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = dict(assignment)
+        self._waiting = bytearray()
         self._splitter = LineSplitter()
-        self._cleaner = LineCleaner()
-        self._run = Run()
-        self._number = 0
+        self._blocks = BlockReader()
+        self._lives = Lives(self._blocks)
+        self._loop: Loop | None = None
+        self._stretch = _STRETCH
         self._last_raw = b""
-        self._floods = Floods()
-        self._bodies: dict[bytes, tuple[Body, Sequence[Line]]] = {}
         self._finished: tuple[int, Run] | None = None
         self._fed_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the log; they may be cut anywhere."""
+        """Take the next bytes of the log; they may be cut anywhere. They are read together, or when somebody asks."""
         self._fed_bytes += len(chunk)
-        if len(chunk) <= _PIECE:
-            self._feed(chunk)
-            return
         view = memoryview(chunk)
         for start in range(0, len(chunk), _PIECE):
-            self._feed(bytes(view[start : start + _PIECE]))
+            self._waiting += view[start : start + _PIECE]
+            if len(self._waiting) >= _PIECE:
+                self._read_waiting()
 
-    def _feed(self, chunk: bytes) -> None:
+    def _read_waiting(self) -> None:
+        chunk = bytes(self._waiting)
+        self._waiting.clear()
         for offset, block in self._splitter.feed(chunk):
             self._take_block(offset, block)
             self._remember_last(block)
 
     def _take_block(self, offset: int, block: bytes) -> None:
-        """Whole lines: count runs of decode, prefill and access lines in bulk, read the others one by one."""
-        at, places = 0, CountedPlaces(block)
-        while at < len(block):
-            end = places.line_of_next(at)
-            if end > at:
-                self._take_lines(block[at:end])
-                at = end
-                continue
-            match = RUN.match(block, at)
-            end = match.end() if match is not None else block.index(b"\n", at) + 1
-            lines = block[at:end]
-            count = lines.count(b"\n")
-            if match is not None and is_counted(lines, count):
-                self._count(lines, count, offset + at)
-            else:
-                self._take_mixed(lines, offset + at)
-            at = end
-
-    def _take_mixed(self, lines: bytes, offset: int) -> None:
-        for line in lines.split(b"\n")[:-1]:
-            if is_counted_line(line):
-                self._count(line + b"\n", 1, offset)
-            else:
-                self._take_lines(line + b"\n")
-            offset += len(line) + 1
-
-    def _take_lines(self, text: bytes) -> None:
-        """Lines of which none is counted."""
-        masked = shapes_of(text)
-        lines, shapes = text.split(b"\n")[:-1], masked.split(b"\n")[:-1]
-        if has_status(masked):
-            told_apart(lines, shapes)
         at = 0
-        while at < len(lines):
-            if self._run.skims:
-                number = self._number + at + 1
-                at = self._floods.skip(lines, shapes, at, number, self._run, self._cleaner.learned)
-            if at < len(lines):
-                at = self._take_line(lines, shapes[at], at)
-        self._number += len(lines)
+        while at < len(block):
+            if self._loop is not None:
+                at = self._loop.take(block, at)
+                if at < len(block):
+                    self._end_loop()
+                continue
+            end = block.find(b"\n", min(at + self._stretch, len(block) - 1)) + 1
+            self._lives.take(offset + at, block[at:end])
+            self._stretch = min(2 * self._stretch, _PIECE)
+            at = self._begin_loop(offset, block, end)
 
-    def _take_line(self, lines: list[bytes], shape: bytes, at: int) -> int:
-        """Read the line at `at`, and with the header of a traceback its body. Returns the next place."""
-        self._floods.catch_up(self._run, self._cleaner)
-        self._floods.caught_up(shape)
-        self._read(self._number + at + 1, lines[at])
-        if lines[at].endswith(HEADER) and not self._cleaner.learned and self._run.awaits_body:
-            return self._take_body(lines, at + 1)
-        return at + 1
+    def _begin_loop(self, offset: int, block: bytes, at: int) -> int:
+        """Look whether the text repeats from `at` on. Returns up to where it was read to find that out."""
+        length = period_at(block, at) if at < len(block) else 0
+        if not length:
+            return at
+        first = at
+        while self._blocks.run.native.is_open and at < first + length:
+            end = block.index(b"\n", at) + 1
+            self._blocks.take(offset + at, block[at:end])
+            at = end
+        read, self._loop = settled(block, at, length, offset, self._blocks)
+        return at + read * length
 
-    def _take_body(self, lines: list[bytes], begin: int) -> int:
-        """The lines behind the header of a traceback, up to the next with a stamp. What was read once is recalled."""
-        end = next((at for at in range(begin, len(lines)) if lines[at].startswith(b"[")), len(lines))
-        key = b"\n".join(lines[begin:end])
-        if end == begin or len(key) > _BODY_BYTES or any(map(key.__contains__, _NO_BODY)):
-            return begin
-        run, number = self._run, self._number + begin
-        known = self._bodies.get(key)
-        if known is not None:
-            run.recall(known, number)
-            return end
-        taken = run.tracebacks.taken
-        for at in range(begin, end):
-            self._read(self._number + at + 1, lines[at])
-        if run.tracebacks.taken - taken == end - begin and self._run is run and not self._cleaner.learned:
-            self._remember_body(key, run.remembered(end - begin, number))
-        return end
-
-    def _remember_body(self, key: bytes, body: tuple[Body, Sequence[Line]] | None) -> None:
-        if body is None:
-            return
-        if len(self._bodies) >= _BODIES:
-            self._bodies.clear()
-        self._bodies[key] = body
-
-    def _count(self, lines: bytes, count: int, offset: int) -> None:
-        run, first = self._run, self._number + 1
-        decodes = run.throughput.take(lines, count, offset, first)
-        if decodes:
-            run.last_decode_line = first
-        if decodes < count and (b'"POST' in lines or b'"GET /health' in lines):
-            run.last_answer_line = first
-        self._number += count
+    def _end_loop(self) -> None:
+        if self._loop is not None:
+            self._loop.end(self._blocks)
+            self._blocks.take(0, self._loop.begun)
+            self._loop, self._stretch = None, _STRETCH
 
     def _remember_last(self, block: bytes) -> None:
-        last = block.rstrip()
+        last = block[-_LAST:].rstrip() or block.rstrip()
+        if b"\n" not in last:
+            last = block.rstrip()
         if last:
             self._last_raw = last[last.rfind(b"\n") + 1 :][:4096]
 
-    def _read(self, number: int, raw: bytes) -> None:
-        learned = self._cleaner.learned
-        lines = self._cleaner.clean(number, raw)
-        if self._cleaner.learned != learned:
-            self._floods.forget_kinds()
-        for line in lines:
-            if self._run.restarted_by(line):
-                self._run = self._run.successor()
-            self._run.take(line)
+    @property
+    def _run(self) -> Run:
+        """The state after all whole lines that were fed, but for those that the floods hold."""
+        if self._waiting:
+            self._read_waiting()
+        self._end_loop()
+        return self._blocks.run
 
     @property
     def phase(self) -> Phase:
@@ -180,6 +126,8 @@ class SglangLogReader:
     @property
     def last_line(self) -> str:
         """The last complete line, cleaned of colours, carriage returns and prefixes."""
+        if self._waiting:
+            self._read_waiting()
         lines = [line.text for line in LineCleaner().clean(0, self._last_raw) if line.text.strip()]
         return lines[-1].strip() if lines else ""
 
@@ -193,7 +141,7 @@ class SglangLogReader:
         return {
             "phase": progress.phase.value,
             "ready": progress.ready,
-            "lines": self._number,
+            "lines": self._blocks.number,
             "version": progress.version,
             "memory_gib": dict(progress.memory),
             "graph_gib": dict(progress.graph_gib),
@@ -238,13 +186,14 @@ class SglangLogReader:
 
     def _closed(self) -> Run:
         """The state including skipped lines and an unfinished last line; reading goes on as if nobody had looked."""
+        open_run, floods = self._run, self._blocks.floods
         rest = self._splitter.rest
-        if not rest.strip() and self._floods.empty:
-            return self._run
+        if not rest.strip() and floods.empty:
+            return open_run
         if self._finished is None or self._finished[0] != self._fed_bytes:
-            run, cleaner = copy.deepcopy(self._run), copy.deepcopy(self._cleaner)
-            self._floods.catch_up(run, cleaner)
-            for line in cleaner.clean(self._number + 1, rest) if rest.strip() else ():
+            run, cleaner = copy.deepcopy(open_run), copy.deepcopy(self._blocks.cleaner)
+            floods.catch_up(run, cleaner)
+            for line in cleaner.clean(self._blocks.number + 1, rest) if rest.strip() else ():
                 run = run.successor() if run.restarted_by(line) else run
                 run.take(line)
             self._finished = (self._fed_bytes, run)

@@ -1,0 +1,165 @@
+"""Crash loops and text that repeats: read in bulk, with the answers of reading each line."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.sglang.composing import Log
+
+from servetune.engines.sglang import _log_notices
+from servetune.engines.sglang._failure_table import compiled, entries
+from servetune.engines.sglang._log_blocks import BlockReader
+from servetune.engines.sglang._log_lives import NUMBERED, Lives
+from servetune.engines.sglang._log_repeats import LEAST, period_at, settled
+from servetune.engines.sglang._log_state import numbers_of, with_numbers
+from servetune.engines.sglang._log_tracebacks import _FATAL_HEADER
+from servetune.engines.sglang._log_words import digits_are_alike
+from servetune.engines.sglang.logs import SglangLogReader
+
+CASES = Path(__file__).parents[2] / "recordings" / "cases"
+PATHS = sorted(CASES.glob("*.log"))
+STAMP = re.compile(rb"(\d\d):(\d\d):(\d\d)(?=[ \]])")
+
+
+def raw_of(path: Path) -> bytes:
+    return path.read_bytes().rstrip(b"\n") + b"\n"
+
+
+def later(raw: bytes, seconds: int) -> bytes:
+    """The same log, some time later."""
+
+    def moved(match: re.Match[bytes]) -> bytes:
+        now = (int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3]) + seconds) % 86_400
+        return b"%02d:%02d:%02d" % (now // 3600, now // 60 % 60, now % 60)
+
+    return STAMP.sub(moved, raw)
+
+
+def everything(reader: SglangLogReader) -> str:
+    seen: list[Any] = [reader.facts(), reader.warnings(), reader.report(reader.diagnose(None)), reader.last_line]
+    return json.dumps([*seen, reader.phase, reader.ready, reader.decided])
+
+
+def at_once(raw: bytes) -> SglangLogReader:
+    reader = SglangLogReader({})
+    reader.feed(raw)
+    return reader
+
+
+def line_by_line(raw: bytes) -> SglangLogReader:
+    """What is asked for after each line cannot be read in bulk."""
+    reader = SglangLogReader({})
+    for line in raw.splitlines(keepends=True):
+        reader.feed(line)
+        assert reader.phase
+    return reader
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_log_that_repeats_gives_the_answer_of_reading_each_line(path: Path) -> None:
+    raw = raw_of(path)
+    for body in (raw * 75 + raw[: len(raw) // 3], b"".join(later(raw, 61 * turn) for turn in range(12)) + raw * 8):
+        assert everything(at_once(body)) == everything(line_by_line(body))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_logs_in_any_order_give_the_answer_of_reading_each_line(seed: int) -> None:
+    source = random.Random(seed)
+    pool = [raw_of(path) for path in source.sample(PATHS, 5)]
+    body = b"".join(later(source.choice(pool), 7 * turn) for turn in range(60))
+    body = body * 4 if seed % 2 else body
+    assert everything(at_once(body)) == everything(line_by_line(body))
+
+
+def test_what_was_counted_is_told_when_somebody_asks_between() -> None:
+    raw = raw_of(CASES / "jit_nvcc_missing.log")
+    body = raw * 800
+    reader = SglangLogReader({})
+    for start in range(0, len(body), 300_007):
+        reader.feed(body[start : start + 300_007])
+        shown = everything(reader)
+        assert shown == everything(line_by_line(body[: start + 300_007])) or start < 600_000
+    assert everything(reader) == everything(at_once(body))
+
+
+def test_repetition_is_read_in_no_time() -> None:
+    """50 MB of any log take less CPU time than half a megabyte that has to be read."""
+    for name in ("env_driver_old", "bug_kv_leak_0533", "combo_mxfp4_zero_tokens"):
+        raw = raw_of(CASES / f"{name}.log")
+        assert at_once(raw).facts()["lines"]  # tables and patterns are loaded
+        begin = time.process_time()
+        line_by_line(raw * (500_000 // len(raw)))
+        middle = time.process_time()
+        at_once(raw * (50_000_000 // len(raw)))
+        assert time.process_time() - middle < 10 * (middle - begin)
+
+
+def life(end: str, seconds: int) -> bytes:
+    log = Log().arguments(tp_size=1).start("ready", ("TP0",))
+    log.add(end)
+    return later(log.text().encode(), seconds)
+
+
+def test_lives_that_differ_in_a_number_that_decides_are_told_apart() -> None:
+    """Alike but for one digit: what the one leaves is not taken for what the other leaves."""
+    first, *others = (
+        Log().arguments(tp_size=1, port=port).start("load", ("TP0",)).add(f"Received signal {signal}").text().encode()
+        for port, signal in ((30000, 15), (30001, 17), (30002, 17), (30003, 17))
+    )
+    body = first * 4 + b"".join(others)
+    assert everything(at_once(body)) == everything(line_by_line(body))
+    assert everything(at_once(body)) != everything(at_once(first * 7))
+
+
+def test_every_pattern_that_ends_a_life_by_a_number_has_its_words() -> None:
+    deciding = {
+        entry.signature.name: compiled(entry.signature.text)
+        for entry in entries("line")
+        if entry.owner.slug == "cli_parse" or entry.signature.name == "port_busy"
+    }
+    deciding |= {"death": _log_notices.DEATH, "stop": _log_notices.STOP, "header": _FATAL_HEADER}
+    assert {name for name, pattern in deciding.items() if not digits_are_alike(pattern)} == {"port_busy", "stop"}
+    for text in (b"[Errno 98] in use", b"Received signal 15", b"crashed with exit code -2"):
+        assert any(words in text for words in NUMBERED)
+
+
+def test_only_the_last_lives_are_read() -> None:
+    raw = life("Received signal 15", 0)
+    reader = BlockReader()
+    lives = Lives(reader)
+    lives.take(0, raw * 5)
+    begun = reader.run
+    lives.take(5 * len(raw), b"".join(life("Received signal 15", 11 * turn) for turn in range(40)))
+    assert reader.number == 45 * raw.count(b"\n")
+    assert reader.run.previous is not None
+    assert reader.run.previous is not begun
+
+
+def test_the_state_is_the_same_with_its_own_numbers() -> None:
+    reader = BlockReader()
+    reader.take(0, raw_of(CASES / "comm_nccl_unhandled_system.log")[:-300] + b"\n")
+    blank, numbers = numbers_of(reader.run)
+    assert with_numbers(blank, numbers) == reader.run
+    assert with_numbers(blank, [number + 1 for number in numbers]) != reader.run
+
+
+def test_a_period_is_found_where_it_begins() -> None:
+    lines = b"".join(b"line %d of the text\n" % n for n in range(30))
+    assert period_at(lines * (LEAST + 1), 0) == len(lines)
+    assert period_at(b"x\n" + lines * (LEAST + 1), 2) == len(lines)
+    assert period_at(lines * LEAST, 0) == 0
+    assert period_at(lines * 3 + b"another line\n" + lines * 3, 0) == 0
+    decode = lines + b"[2026-02-21 10:03:53] Decode batch, #running-req: 3\n"
+    assert period_at(decode * 9, 0) == 0
+
+
+def test_a_state_that_goes_on_changing_is_not_extrapolated() -> None:
+    """Places for what is remembered fill up: as long as they do, copies are read."""
+    raw = raw_of(CASES / "jit_nvcc_missing.log")
+    assert settled(raw * 8, 0, len(raw), 0, BlockReader()) == (7, None)
