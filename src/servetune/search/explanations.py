@@ -20,7 +20,7 @@ from servetune.search.launched import Launched, Setting, chooses_kernels, has, s
 Hypothesis = frozenset[Setting]
 #: The class that says "combination".
 COMBINATION = "invalid_combo"
-#: What a value does not go with is no other flag: the model, or what it runs on. A constraint's scope holds these anyway.
+#: What a value does not go with is no other flag: the model, or what it runs on. A constraint's scope has these anyway.
 _NO_FLAG = re.compile(
     r"(?i)\b(?:support(?:s|ed)?|available|implemented|compatible|works?|allowed)\b[^.;\n]{0,30}\b(?:with|for|by|on|in)"
     r" (?:this|the|your|the current|current) (?:\w+ )?(?:model|architecture|checkpoint|gpu|device|platform|hardware)\b"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, SCHEDULER, SRT, Log
+from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, POOLS, SCHEDULER, SRT, Log
 
 from servetune.engines.sglang.logs import SglangLogReader
 
@@ -56,6 +56,24 @@ CASES = (
         (*CAPTURE, f"{SITE}/triton/backends/nvidia/driver.py:compile_module_from_src> subprocess.check_call("),
         "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmp1/main.c', '-O3', '-shared']' returned non-zero exit status 1.",
         ("jit_autotune", "graph_capture", "stop"),
+        "",
+    ),
+    Unseen(
+        "weights",
+        (*POOLS[:-1], "mem_cache/kv_cache_configurator.py:profile_available_bytes> raise ValueError("),
+        "ValueError: Not enough GPU memory for the KV cache: available 30.00 GB after loading weights is less than the 35.33 GB reserved.",
+        ("kv_budget", "kv_alloc", "infeasible"),
+        "mem-fraction-static",
+    ),
+    Unseen(
+        "captured",
+        (
+            *SCHEDULER,
+            "model_executor/model_runner.py:kernel_warmup> self._flashinfer_autotune()",
+            f"{SITE}/flashinfer/jit/cpp_ext.py:run_ninja> raise RuntimeError(msg)",
+        ),
+        "RuntimeError: Ninja build failed. ninja: error: '/usr/local/cuda/bin/nvcc', needed by 'moe.o', missing and no known rule to make it",
+        ("jit_autotune", "warmup", "stop"),
         "",
     ),
     Unseen(
@@ -180,3 +198,43 @@ def test_the_dispatch_cap_is_raised_to_what_the_batch_needed() -> None:
     found = diagnosis(log.raises("TP0", EVENT_LOOP, text).dies(serving=True))
     caps = {one["flag"]: one["value"] for one in found["repair"]}
     assert caps["SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "8192"
+
+
+def test_a_refused_command_is_followed_by_the_server_that_counts() -> None:
+    """What argparse refused before the arguments of the next server is none of its troubles."""
+    log = Log().add("+ python3 -m sglang.launch_server --model-path /m --enable-moe-ep")
+    log.add("launch_server.py: error: unrecognized arguments: --enable-moe-ep")
+    refused = diagnosis(log)
+    log.add("+ python3 -m sglang.launch_server --model-path /m --tp 8").arguments(tp_size=8)
+    log.start("ready", ("TP0",)).serve(4)
+    assert (refused["class"], diagnosis(log)["class"]) == ("cli_parse", "none")
+    reader = SglangLogReader({})
+    reader.feed(log.text().encode())
+    assert reader.facts()["command"] == {"model-path": "/m", "tp-size": 8}
+
+
+def test_a_bus_error_is_full_memory_and_no_fault_of_the_device() -> None:
+    log = Log().arguments(tp_size=8).start("dist", ("TP0", "TP1"))
+    log.add("Fatal Python error: Bus error\n\nCurrent thread 0x00007f10a3fff640 (most recent call first):")
+    log.add(f'  File "{SRT}/distributed/device_communicators/shm_broadcast.py", line 88 in __init__')
+    log.add("Rank 1 scheduler is dead. Please check if there are relevant logs.", "", 1).add("Exit code: -7", "")
+    found = diagnosis(log)
+    assert (found["class"], found["phase"], found["verdict"]) == ("host_env", "load", "stop")
+
+
+def test_a_connection_that_is_tried_again_is_no_trouble() -> None:
+    log = Log().arguments(tp_size=8).start("ready", ("TP0",))
+    log.add("[Errno 104] Connection reset by peer while sending a metric; will retry", "TP0").serve(4)
+    assert diagnosis(log)["class"] == "none"
+
+
+def test_the_first_rank_decides_whatever_the_others_say_of_it() -> None:
+    log = Log().arguments(tp_size=8).start("ready", tuple(f"TP{rank}" for rank in range(8)))
+    text = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    log.raises("TP5", (*EVENT_LOOP, "managers/schedule_batch.py:get_model_worker_batch> seq_lens.cpu()"), text)
+    lost = "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0."
+    log.raises(
+        "TP0", (*EVENT_LOOP, "distributed/parallel_state.py:all_reduce> torch.distributed.all_reduce("), lost, wait=3
+    )
+    found = diagnosis(log.dies(serving=True))
+    assert (found["class"], found["phase"], found["first_rank"]) == ("device_fault", "serving", "TP5")

@@ -125,7 +125,7 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
 
 
 #: Signatures of a crash of native code: the frames of the crashed thread belong to them.
-_NATIVE = ("native_crash", "signal_exit", "autotune_crash_line")
+_NATIVE = ("native_crash", "bus_error", "signal_exit", "autotune_crash_line")
 
 
 def _event_cause(event: Event, run: Run) -> Cause:
