@@ -122,8 +122,13 @@ def test_a_wrong_constraint_is_found_out(sampler, confidence):
     kept = {one.key: one for one in store.learned(withdrawn=True)}[wrong.key]
     assert "worked with it" in kept.withdrawn
     assert any("trying again whether chunked-prefill-size 4096" in text for text in notes.texts)
-    later = [t for t in store.trials(spec.study) if t.runs and t.assignment.get("chunked-prefill-size") == 4096]
-    assert later, "what was forbidden is searched again"
+    said = [text for text in notes.texts if "no longer forbidden: chunked-prefill-size 4096" in text]
+    assert len(said) == 1, "it is out of force"
+    tried = int(kept.withdrawn.split()[1])
+    later = [t for t in store.trials(spec.study) if t.number > tried]
+    assert not any(why.rule == wrong.key for t in later for why in t.rejected), "it rejects nothing any longer"
+    again = [t for t in later if t.runs and t.assignment.get("chunked-prefill-size") == 4096]
+    assert again, "what was forbidden is searched again"
 
 
 @pytest.mark.parametrize("sampler", ["adaptive", "random"])
