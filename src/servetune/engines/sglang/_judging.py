@@ -71,7 +71,7 @@ def version_notes(capabilities: Capabilities) -> tuple[str, ...]:
     side = "newer" if version_key(version) > version_key(table) else "older"
     return (
         f"SGLang {version} is not in the tables of flags: those of {table} answer for it; "
-        f"a {side} release may take other flags and check them otherwise",
+        f"{'a newer' if side == 'newer' else 'an older'} release may take other flags and check them otherwise",
     )
 
 
@@ -156,7 +156,7 @@ def _why_unknown(facts: NodeFacts, model_config: Mapping[str, Any] | None) -> st
         return "the model's config.json is not known"
     if facts.gpu_memory_bytes is None:
         return "the GPU's memory is not known"
-    return "models with recurrent states, or without layers in their config, are not modelled"
+    return "layers of other kinds than attention and recurrent states, or a config without layers, are not modelled"
 
 
 def _gib(size_bytes: int) -> float:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from servetune.engines.sglang.model_config import ModelFacts
 
-#: Architectures whose layers with a sliding window have a pool of their own (`is_hybrid_swa_model`).
-SLIDING_POOL = frozenset({"GptOssForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"})
 _ELEMENT_BYTES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
@@ -35,19 +33,18 @@ def bytes_per_token(
     pipeline: int,
     kv_cache_dtype: str,
     drafts: bool,
-    sliding_share: float = 1.0,
     scaled_rows: bool = True,
 ) -> float:
     """KV bytes that the engine reckons for one token on one GPU. `drafts`: a draft keeps one more layer of cache.
 
     `scaled_rows`: an FP8 cache of sparse attention is reckoned with its scales (see `scaled_rows`).
 
-    Latent attention is not divided by ranks: every rank of an attention group keeps the whole latent. Layers with a
-    sliding window keep `sliding_share` tokens for each token of the others (`set_num_tokens_hybrid_swa`).
+    Latent attention is not divided by ranks: every rank of an attention group keeps the whole latent. Layers with
+    linear attention keep no cache; windows with a pool of their own: `_memory_pools.py`.
     """
     if not model.known or not model.layers:
         return 0.0
-    layers = (model.layers - model.sliding_layers * (1 - sliding_share)) / pipeline
+    layers = (model.layers if model.recurrent is None else model.recurrent.attention_layers) / pipeline
     if model.mla:
         one_layer = _latent(model, kv_cache_dtype, scaled_rows)
     else:

@@ -55,7 +55,7 @@ def weight_bytes(model: ModelFacts, layout: Layout, quantization: str | None) ->
     dense_layers = model.layers - model.moe_layers
     parts = {
         "embeddings": _embeddings(model, layout),
-        "attention": model.layers * _attention(model, layout, bits) / layout.pipeline,
+        "attention": _mixers(model, layout, bits) / layout.pipeline,
         "dense": dense_layers
         * 3
         * model.hidden
@@ -125,6 +125,16 @@ def _embeddings(model: ModelFacts, layout: Layout) -> float:
     head = 0.0 if model.tied_embeddings else table / layout.head
     share = table / layout.attention
     return share + head if layout.pipeline == 1 else max(share, head)
+
+
+def _mixers(model: ModelFacts, layout: Layout, bits: _Bits) -> float:
+    """Attention of all layers; projections of linear attention are those of its states, gate and output."""
+    states = model.recurrent
+    if states is None:
+        return model.layers * _attention(model, layout, bits)
+    linear = model.hidden * (3 * states.inner + 2 * states.groups * states.state) * bits.of("attention")
+    full = states.attention_layers * _attention(model, layout, bits)
+    return full + states.layers * linear / layout.attention
 
 
 def _attention(model: ModelFacts, layout: Layout, bits: _Bits) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from servetune.engines.sglang.model_config import ModelFacts
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import MOST_GRAPH_TOKENS, State
 
 GIB = 2**30
 #: Taken before weights on an H200: the CUDA context (one rank), and NCCL with the all-reduce buffers (two ranks).
@@ -98,9 +98,10 @@ def decode_graph_sizes(largest: int, drafts: bool, padding: bool) -> int:
     """How many batch sizes up to `largest` are captured (`_generate_cuda_graph_batch_sizes`)."""
     if not padding:
         return largest
+    most = min(largest, MOST_GRAPH_TOKENS)
     steps: tuple[Iterable[int], ...]
     if drafts:
-        steps = (range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, largest + 1, 16))
+        steps = (range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, most + 1, 16))
     else:
-        steps = ((1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, largest + 1, 32))
+        steps = ((1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, most + 1, 32))
     return sum(1 for step in steps for size in step if size <= largest)

@@ -19,7 +19,8 @@ from servetune.core.node import NodeFacts
 from servetune.core.space import Assignment, Frozen
 from servetune.engines.sglang import _memory_cache, _memory_weights, _memory_workspaces
 from servetune.engines.sglang._memory_calibration import Calibration, ClassMemory, calibrate, class_key
-from servetune.engines.sglang.model_config import model_facts
+from servetune.engines.sglang._memory_pools import CachePools, cache_pools
+from servetune.engines.sglang.model_config import ModelFacts, model_facts
 from servetune.engines.sglang.rules._registry import parse_version
 from servetune.engines.sglang.rules._run import run
 from servetune.engines.sglang.rules._state import State
@@ -45,9 +46,10 @@ MEMORY_RULES: Mapping[str, str] = {
     "memory.fraction_too_high": "The memory fraction leaves no room for graphs, activations and tables.",
 }
 SOURCE = "model_executor/model_runner_kv_cache_mixin.py; 0.5.20+: model_executor/pool_configurator.py"
-#: Relative error of weights, and of what must stay free, by what is known: nothing, another class, this class.
-_WEIGHT_ERROR = {"shapes": 0.03, "node": 0.01, "class": 0.002}
-_HEADROOM_ERROR = {"shapes": 0.5, "node": 0.5, "class": 0.25}
+#: Relative error of weights, and of what must stay free, by what is known: nothing (of a model with recurrent states,
+#: or another), another class, this class.
+_WEIGHT_ERROR = {"hybrid": 0.1, "shapes": 0.03, "node": 0.01, "class": 0.002}
+_HEADROOM_ERROR = {"hybrid": 0.5, "shapes": 0.5, "node": 0.5, "class": 0.25}
 #: Allocator and kernels loaded with the weights: what H200 launches showed above the sum of the shapes.
 _LOADED_KERNELS_BYTES = int(0.02 * _GIB)
 
@@ -59,7 +61,8 @@ class MemoryForecast(Frozen):
     their capture, graphs; `weights`: its larger parts. `fraction_low`, `fraction_high`: the interval that can work;
     outside of it the launch is known to die. `fraction_needed`: the best estimate of the smallest fraction with room
     for one token. `fraction`: the one that the launch would use, named or automatic. `known_from`: shapes, node
-    (another class was launched) or class.
+    (another class was launched) or class. `state_share`, `fixed_cache_bytes`: what recurrent states (of `state_bytes`
+    each), or windows that follow the number of requests, take of the memory for caches.
     """
 
     before_load_bytes: int
@@ -67,6 +70,9 @@ class MemoryForecast(Frozen):
     weights_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: float
+    state_share: float = 0.0
+    fixed_cache_bytes: int = 0
+    state_bytes: int = 1
     table_bytes: int
     graph_bytes: int
     activation_bytes: int
@@ -82,11 +88,15 @@ class MemoryForecast(Frozen):
 
     def kv_tokens_at(self, fraction: float) -> int:
         """KV tokens that fit at a memory fraction; 0 when the weights leave nothing."""
-        return _tokens(self.before_load_bytes, self.weights_bytes, self.kv_bytes_per_token, fraction, self.page_tokens)
+        return _tokens(self.before_load_bytes, self.weights_bytes, self._pools, fraction, self.page_tokens)
 
     def fraction_for(self, tokens: int) -> float:
         """Smallest fraction at which `tokens` fit."""
-        return (self.weights_bytes + tokens * self.kv_bytes_per_token) / self.before_load_bytes
+        return (self.weights_bytes + self._pools.rest_bytes(tokens)) / self.before_load_bytes
+
+    @property
+    def _pools(self) -> CachePools:
+        return CachePools(self.kv_bytes_per_token, self.state_share, self.fixed_cache_bytes, self.state_bytes)
 
     @property
     def fits(self) -> bool:
@@ -103,7 +113,8 @@ def forecast(
 ) -> MemoryForecast | None:
     """Memory of one GPU under `assignment`; None when the GPU's memory or the model is not known.
 
-    None also for models with linear attention: their recurrent states share the pool, by rules that are not modelled.
+    None also for models with layers that neither attend nor keep a state (Nemotron-H), and where a config does not say
+    the shapes of its recurrent states.
     """
     if model_config is None or facts.gpu_memory_bytes is None:
         return None
@@ -121,13 +132,17 @@ def forecast_of(
     calibration: Calibration | None = None,
 ) -> MemoryForecast | None:
     """As `forecast`, from a state to which the rules have been applied already."""
-    if state.gpu.memory_mib is None or not state.model.layers or state.model.recurrent or below_one(state):
+    if state.gpu.memory_mib is None or not state.model.layers or _other_layers(state.model) or below_one(state):
         return None
     fraction = state.user.get("mem_fraction_static")
     named = fraction is not None
     if fraction is not None and not 0 <= fraction <= 1:  # a rule of its own says so
         return None
     return _forecast(state, named, _known(state, assignment, facts, engine_version, model_config, calibration))
+
+
+def _other_layers(model: ModelFacts) -> bool:
+    return model.recurrent is not None and model.recurrent.layers + model.recurrent.attention_layers < model.layers
 
 
 def memory_violations(
@@ -281,50 +296,46 @@ def _before_load_bytes(state: State, known: _Known) -> int:
 
 
 def _forecast(state: State, named: bool, known: _Known) -> MemoryForecast:
-    model = state.model
     before = _before_load_bytes(state, known)
     parts, static = _static_bytes(state)
     weights = static + known.correction_bytes
     if known.source == "class" and known.memory is not None and known.memory.weights_bytes is not None:
         weights = known.memory.weights_bytes
-    drafts = state.speculative_algorithm not in (None, "NGRAM")
-    scaled = _memory_cache.scaled_rows(state.version, (state.dsa_prefill_backend, state.dsa_decode_backend))
-    per_token = _memory_cache.bytes_per_token(
-        model, state.attention_tp, state.pp_size, state.kv_cache_dtype, drafts, _sliding_share(state), scaled
-    )
+    pools = cache_pools(state)
     fraction, page = state.mem_fraction_static, int(state.page_size or 1)
     captured = _headroom(state, known, 0)[1] if post_capture_sizing(state) else 0
     weights += captured
-    tokens = None if fraction is None else _tokens(before, weights, per_token, fraction, page)
+    tokens = None if fraction is None else _tokens(before, weights, pools, fraction, page)
     if tokens is not None and state.max_total_tokens is not None:
         tokens = min(tokens, int(state.max_total_tokens))
     tables, graphs, activations = _headroom(state, known, tokens or 0)
     later = _memory_workspaces.symmetric_memory_bytes(state)
-    low, high = _interval(before, weights, tables + (0 if captured else graphs) + activations + later, known.source)
+    source = known.source if state.model.recurrent is None or known.source != "shapes" else "hybrid"
+    low, high = _interval(
+        before, weights + int(pools.rest_bytes(0)), tables + (0 if captured else graphs) + activations + later, source
+    )
     return MemoryForecast(
         before_load_bytes=before,
         weights=parts,
         weights_bytes=weights,
         workspace_bytes=_memory_workspaces.a2a_bytes(state) + later,
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=pools.bytes_per_token,
+        state_share=pools.state_share,
+        fixed_cache_bytes=pools.fixed_bytes,
+        state_bytes=pools.state_bytes,
         table_bytes=tables,
         graph_bytes=graphs,
         activation_bytes=activations,
         fraction=fraction,
         fraction_named=named,
         fraction_low=low,
-        fraction_needed=weights / before,
+        fraction_needed=(weights + pools.rest_bytes(0)) / before,
         fraction_high=high,
         kv_tokens=tokens,
         page_tokens=page,
         max_total_tokens=state.max_total_tokens,
         known_from=known.source,
     )
-
-
-def _sliding_share(state: State) -> float:
-    pooled = state.model.architecture in _memory_cache.SLIDING_POOL and not state.user.get("disable_hybrid_swa_memory")
-    return float(state.swa_full_tokens_ratio) if pooled else 1.0
 
 
 def _interval(before: int, weights: int, headroom: int, source: str) -> tuple[float, float]:
@@ -334,9 +345,8 @@ def _interval(before: int, weights: int, headroom: int, source: str) -> tuple[fl
     return max(0.0, low), min(1.0, high)
 
 
-def _tokens(before: int, weights: int, per_token: float, fraction: float, page: int) -> int:
-    rest = (before - weights) - before * (1 - fraction)
-    return max(0, int(rest / per_token)) // page * page if per_token else 0
+def _tokens(before: int, weights: int, pools: CachePools, fraction: float, page: int) -> int:
+    return pools.tokens((before - weights) - before * (1 - fraction)) // page * page
 
 
 def _headroom(state: State, known: _Known, tokens: int) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from servetune.core.errors import SpecError
 from servetune.engines.sglang._multimodal import MULTIMODAL_ARCHITECTURES, TEXT_BY_DEFAULT
 from servetune.engines.sglang._recurrent_states import RecurrentStates, recurrent_states
+from servetune.engines.sglang._sliding_pool import SlidingPool, sliding_pool
 
 #: Architectures whose attention keeps one compressed latent per token (`AttentionArch.MLA`).
 MLA_ARCHITECTURES = frozenset(
@@ -102,8 +103,7 @@ class ModelFacts:
     moe_intermediate: int = 0
     moe_layers: int = 0
     nextn_layers: int = 0
-    sliding_window: int | None = None
-    sliding_layers: int = 0
+    sliding_pool: SlidingPool | None = None
     attention_sinks: bool = False
     bundles_draft: bool = False  # a DSpark draft lies in the checkpoint
     multimodal: bool = False
@@ -169,6 +169,8 @@ def _parse(config: Mapping[str, Any]) -> ModelFacts:
     architecture = architectures[0]
     heads = _whole(text, "num_attention_heads", 0)
     head_dim = int(text.get("head_dim") or (_whole(text, "hidden_size", 0) // heads if heads else 0))
+    kv_heads = _whole(text, "num_key_value_heads", _whole(text, "num_attention_groups", heads))
+    v_head_dim = _whole(text, "v_head_dim", head_dim)
     vision = config.get("vision_config")
     dtype = text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype")
     return ModelFacts(
@@ -178,9 +180,9 @@ def _parse(config: Mapping[str, Any]) -> ModelFacts:
         hidden=_whole(text, "hidden_size", 0),
         layers=_whole(text, "num_hidden_layers", 0),
         heads=heads,
-        kv_heads=_whole(text, "num_key_value_heads", heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
-        v_head_dim=_whole(text, "v_head_dim", head_dim),
+        v_head_dim=v_head_dim,
         vocab=_whole(text, "vocab_size", 0),
         tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         attention_bias=bool(text.get("attention_bias", False)),
@@ -200,7 +202,7 @@ def _parse(config: Mapping[str, Any]) -> ModelFacts:
         sliding_pattern=config.get("sliding_window_pattern") is not None,
         **_latent(architecture, text),
         **_experts(text),
-        **_sliding(text),
+        sliding_pool=sliding_pool(architecture, text, kv_heads, head_dim, v_head_dim),
         **_vision(vision),
     )
 
@@ -268,14 +270,6 @@ def _sparse_layers(text: Mapping[str, Any], at_most: int) -> int:
     if isinstance(every, list):
         return sum(1 for has in every if has)
     return max(0, at_most // int(every))
-
-
-def _sliding(text: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = text.get("layer_types") or ()
-    return {
-        "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
-        "sliding_layers": sum(1 for kind in kinds if kind == "sliding_attention"),
-    }
 
 
 def _vision(vision: Any) -> dict[str, Any]:

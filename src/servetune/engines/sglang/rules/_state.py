@@ -317,6 +317,11 @@ def _served(model: ModelFacts, version: Version, user: Mapping[str, Any]) -> Mod
     return model if sees == model.multimodal else replace(model, multimodal=sees)
 
 
+#: Suggestions look no further: a number of twenty digits is a slip of the finger.
+MOST_RANKS = 4096
+#: No list of graph sizes goes further, whatever a flag says.
+MOST_GRAPH_TOKENS = 1 << 20
+
 #: What a flag holds that is not given, or is no JSON: the parser refuses the latter.
 NO_JSON = object()
 

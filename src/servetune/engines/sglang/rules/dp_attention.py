@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servetune.engines.sglang.rules._registry import Assign, Effects, Refuse, Stage, rule
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import MOST_RANKS, State
 
 DP = "server_args.py:_handle_data_parallelism; 0.5.20+: arg_groups/parallel_hook.py:handle_data_parallelism"
 CP = "server_args.py:_handle_context_parallelism; 0.5.20+: arg_groups/parallel_hook.py:handle_context_parallelism"
@@ -59,7 +59,7 @@ def divides_tp(s: State) -> Effects:
         return
     name = "attn_dp_size" if "attn_dp_size" in s.user else "dp_size"
     if s.tp_size % groups:
-        allowed = tuple(str(n) for n in range(1, s.tp_size + 1) if s.tp_size % n == 0)
+        allowed = tuple(str(n) for n in range(1, min(s.tp_size, MOST_RANKS) + 1) if s.tp_size % n == 0)
         yield Refuse(
             f"--tp-size {s.tp_size} is not a multiple of the {groups} DP-attention groups", ("tp_size", name), allowed
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from servetune.engines.sglang.rules._registry import Effects, Fill, Stage, rule
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import MOST_GRAPH_TOKENS, State
 
 SOURCE = "server_args.py:_handle_gpu_memory_settings; 0.5.20+: arg_groups/memory_hook.py:handle_gpu_memory_settings"
 _GIB_MIB = 1024
@@ -181,7 +181,7 @@ def _prefill_sizes(s: State) -> list[int]:
 def prefill_graph_sizes(largest: int) -> list[int]:
     """Token counts that prefill graphs are captured for (`generate_prefill_cuda_graph_batch_sizes`)."""
     steps = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64), range(1280, 4097, 256))
-    sizes = [size for step in steps for size in step] + list(range(4608, largest + 1, 512))
+    sizes = [size for step in steps for size in step] + list(range(4608, min(largest, MOST_GRAPH_TOKENS) + 1, 512))
     return [size for size in sizes if size <= largest]
 
 

@@ -6,7 +6,7 @@ Evidence is a source line of SGLang, an issue thread, or a log of a real launch.
 from __future__ import annotations
 
 from servetune.engines.sglang.rules._registry import Effects, Refuse, Stage, rule
-from servetune.engines.sglang.rules._state import State
+from servetune.engines.sglang.rules._state import MOST_RANKS, State
 
 
 @rule(
@@ -56,7 +56,7 @@ def memory_fraction_range(s: State) -> Effects:
 def expert_ranks(s: State) -> Effects:
     """The expert-parallel size divides the tensor-parallel size."""
     if s.ep_size < 1 or s.tp_size % s.ep_size:
-        allowed = tuple(f"--ep-size {n}" for n in range(1, s.tp_size + 1) if s.tp_size % n == 0)
+        allowed = tuple(f"--ep-size {n}" for n in range(1, min(s.tp_size, MOST_RANKS) + 1) if s.tp_size % n == 0)
         yield Refuse(f"--ep-size {s.ep_size} does not divide --tp-size {s.tp_size}", ("ep_size", "tp_size"), allowed)
 
 
@@ -88,7 +88,9 @@ def attention_heads(s: State) -> Effects:
     if not model.known or not model.heads:
         return
     fitting = tuple(
-        f"{ranks} rank{'s' if ranks > 1 else ''}" for ranks in range(tp - 1, 0, -1) if _heads_fit(s, ranks)
+        f"{ranks} rank{'s' if ranks > 1 else ''}"
+        for ranks in range(min(tp - 1, MOST_RANKS), 0, -1)
+        if _heads_fit(s, ranks)
     )[:3]
     if model.heads % tp:
         yield Refuse(f"{model.heads} attention heads do not spread over {tp} ranks", ("tp_size", "dp_size"), fitting)
@@ -122,7 +124,7 @@ def fp8_blocks(s: State) -> Effects:
     if shard % block:
         fits = [
             n
-            for n in range(1, s.tp_size + 1)
+            for n in range(1, min(s.tp_size, MOST_RANKS) + 1)
             if s.tp_size % n == 0 and model.moe_intermediate * n / s.tp_size % block == 0
         ]
         yield Refuse(
