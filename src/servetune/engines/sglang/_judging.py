@@ -68,10 +68,10 @@ def version_notes(capabilities: Capabilities) -> tuple[str, ...]:
     version, table = capabilities.version, capabilities.table
     if not table or version_key(version) == version_key(table):
         return ()
-    side = "newer" if version_key(version) > version_key(table) else "older"
+    side = "a newer" if version_key(version) > version_key(table) else "an older"
     return (
         f"SGLang {version} is not in the tables of flags: those of {table} answer for it; "
-        f"{'a newer' if side == 'newer' else 'an older'} release may take other flags and check them otherwise",
+        f"{side} release may take other flags and check them otherwise",
     )
 
 
