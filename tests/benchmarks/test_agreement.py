@@ -95,7 +95,7 @@ def test_honest_servers_with_low_bit_noise_raise_no_alarm():
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Fault(crosstalk=0.06), "a token that it holds for unlikely"),
+        (Fault(crosstalk=0.06), "a token that it holds for unlikely; of its own answers 0% do"),
         (Fault(scale=1.5), "nats from the baseline's"),
     ],
     ids=["another request's state", "other probabilities"],

@@ -133,7 +133,7 @@ def _differences(part: _Part) -> list[_Finding]:
     if far.significant and far.own - far.theirs >= FAR_SHARE:
         text = (
             f"{part.name}, {-far.theirs:.0%} of the answers part from the baseline's by a token that it holds for "
-            f"unlikely; of its own answers {-far.own:.0%} do"
+            f"unlikely; of its own answers {abs(far.own):.0%} do"
         )
         found.append(_Finding(text, wrong=True))
     nats = _difference(part, lambda a, b: -nats_apart(a, b))
