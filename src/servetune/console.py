@@ -108,7 +108,7 @@ class Standing:
             self.trial, self.level = None, None
 
     def _run_ended(self, event: RunEnded) -> None:
-        self.node_s += event.node_s
+        self.node_s = event.spent_s
         self.run_s.append(event.node_s)
         self.level = None
         if event.purpose is RunPurpose.CONFIRM:

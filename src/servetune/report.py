@@ -23,11 +23,15 @@ SIMULATED = "SIMULATED: every number below was invented by a model of a node, no
 
 
 class Ranked(Frozen):
-    """One line of the ranking. `levels`: concurrency → what is maximised; `gains`: the same over the baseline, − 1."""
+    """One line of the ranking. `levels`: concurrency → what is maximised; `gains`: the same over the baseline, − 1.
+
+    `not_valid`: levels whose numbers the honesty checks doubt; a simulated node's are kept all the same.
+    """
 
     trial: int
     value: float
     levels: dict[int, float]
+    not_valid: tuple[int, ...]
     gains: dict[int, float]
     sets: str
     lead: Lead | None = None
@@ -133,6 +137,7 @@ def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) 
         trial=record.number,
         value=record.value or 0.0,
         levels=levels,
+        not_valid=tuple(m.concurrency for m in record.measurements if not m.valid),
         gains={level: value / base_levels[level] - 1 for level, value in levels.items() if base_levels.get(level)},
         sets=sets(stored, record),
         lead=None if own else lead(record, base, stored.spec),
@@ -182,6 +187,8 @@ def verdict(
     stored: StoredStudy, records: Sequence[TrialRecord], best: TrialRecord | None, base: TrialRecord | None
 ) -> str:
     """One sentence: who won, by how much, and how sure that is."""
+    if best is None and not any(run.finished_at for record in records for run in record.runs):
+        return "nothing has been measured to the end yet"
     if best is None:
         return "no configuration worked"
     if base is None:

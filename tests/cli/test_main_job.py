@@ -123,6 +123,12 @@ def test_ctrl_c_once_stops_cleanly_and_resume_goes_on(servetune):
     status = json.loads(servetune("status", name, "--json").stdout)
     assert status["state"] == "stopped"
     assert status["trials"][0]["state"] == "waiting"
+    assert "trial 0 was in hand and is run again" in err
+    assert "in a launch that has not ended" in servetune("status", name).stdout
+    listed = next(line for line in servetune("status").stdout.splitlines() if line.startswith(name))
+    assert "waiting" in listed
+    assert "running" not in listed
+    assert "Verdict: nothing has been measured to the end yet" in servetune("report", name).stdout
     servetune("resume", name)
     status = json.loads(servetune("status", name, "--json").stdout)
     assert [trial["state"] for trial in status["trials"]] == ["complete", "complete"]

@@ -25,7 +25,9 @@ def sit(spec: StudySpec, store: StudyStore) -> None:
         with view(shown) as listener, signals(stop):
             reason = run_study(spec, store, listener, stop)
     except (Interrupted, KeyboardInterrupt):
-        click.echo(f"stopped; go on with `servetune resume {spec.study}`", err=True)
+        unfinished = [record.number for record in store.trials(spec.study) if record.state is TrialState.RUNNING]
+        again = "".join(f"; trial {number} was in hand and is run again then" for number in unfinished)
+        click.echo(f"stopped; go on with `servetune resume {spec.study}`{again}", err=True)
         sys.exit(INTERRUPTED_STATUS)
     shown.print(f"study {spec.study!r} is finished: {reason}", markup=False, soft_wrap=True)
     say_result(spec, store)

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.console import duration, tokens_per_s
-from servetune.core.study import StoredStudy, StudyRunState
+from servetune.core.study import StoredStudy, StudyRunState, StudySummary
 from servetune.core.trial import TrialRecord, TrialState
 from servetune.storage import StudyStore
 from servetune.tuner.confirm import winner
+from servetune.tuner.progress import in_hand_s
 
 EXAMPLE = """
 \b
@@ -46,10 +47,7 @@ def seen_alive(store: StudyStore, stored: StoredStudy) -> StoredStudy:
 
 
 def _studies(store: StudyStore, as_json: bool) -> None:
-    summaries = [
-        summary.model_copy(update={"state": seen_alive(store, store.study(summary.name)).state})
-        for summary in store.studies()
-    ]
+    summaries = [_as_it_is(store, summary) for summary in store.studies()]
     if as_json:
         click.echo(json.dumps([summary.model_dump(mode="json") for summary in summaries], indent=2))
         return
@@ -60,6 +58,15 @@ def _studies(store: StudyStore, as_json: bool) -> None:
     console().print(table)
 
 
+def _as_it_is(store: StudyStore, summary: StudySummary) -> StudySummary:
+    """A trial that a stopped tuner left unfinished waits to be run again."""
+    state, counts = seen_alive(store, store.study(summary.name)).state, dict(summary.trials)
+    if state is not StudyRunState.RUNNING:
+        unfinished = counts.pop(TrialState.RUNNING, 0)
+        counts[TrialState.WAITING] = counts.get(TrialState.WAITING, 0) + unfinished
+    return summary.model_copy(update={"state": state, "trials": counts})
+
+
 def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
     records = store.trials(stored.name)
     best = winner(records, stored.spec)
@@ -68,9 +75,11 @@ def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
         return
     shown = console()
     reason = f" ({stored.reason})" if stored.reason else ""
-    spent_s = sum(store.ledger(stored.name).values())
+    open_s = in_hand_s(records)
+    spent_s = sum(store.ledger(stored.name).values()) + open_s
+    in_hand = f", of it {duration(open_s)} in a launch that has not ended" if open_s else ""
     shown.print(
-        f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time",
+        f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time{in_hand}",
         markup=False,
         soft_wrap=True,
     )

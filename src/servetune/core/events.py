@@ -69,11 +69,12 @@ class LevelDone(Frozen):
 
 
 class RunEnded(Frozen):
-    """A launch is over, its server gone."""
+    """A launch is over, its server gone. `spent_s`: node seconds of the study until now."""
 
     trial: int
     purpose: RunPurpose
     node_s: float
+    spent_s: float
     failure: Failure | None
 
 

@@ -100,10 +100,17 @@ def unusable(row: LaunchRow) -> str:
     if row.finished_at is None:
         return "interrupted"
     if row.failure is None:
-        return "" if rates(row) else "not measured at every level"
+        return "" if rates(row) else _without_rates(row)
     if row.failure.verdict is Verdict.STOP or row.failure.slug in NOT_THE_CONFIGURATION:
         return f"{row.failure.slug} was no fault of its configuration"
     return ""
+
+
+def _without_rates(row: LaunchRow) -> str:
+    measured = {level.concurrency: level.valid for level in row.levels}
+    if any(level not in measured for level in row.load.concurrency):
+        return "not measured at every level"
+    return "its measurements are not valid at every level"
 
 
 def _plain(row: LaunchRow) -> dict[str, Value]:

@@ -207,7 +207,9 @@ class Launches:
             log_warnings=result.log_warnings,
             charges=_charges(purpose, result, self._phase_s),
         )
-        self._listener.on(RunEnded(trial=number, purpose=purpose, node_s=result.node_s, failure=result.failure))
+        spent_s = sum(self._store.ledger(self._spec.study).values())
+        ended = RunEnded(trial=number, purpose=purpose, node_s=result.node_s, spent_s=spent_s, failure=result.failure)
+        self._listener.on(ended)
         return result
 
     def _gate(self, number: int, attempt: int, purpose: RunPurpose, assignment: Assignment) -> Gate | None:

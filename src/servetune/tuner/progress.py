@@ -93,6 +93,12 @@ def searched(record: TrialRecord) -> bool:
     return any(run.purpose is RunPurpose.SEARCH and run.finished_at for run in record.runs)
 
 
+def in_hand_s(records: Sequence[TrialRecord]) -> float:
+    """Node seconds of launches without an end, which are not in the ledger yet: the one that runs, or was cut off."""
+    open_runs = [run for record in records for run in record.runs if run.finished_at is None]
+    return sum(max(run.node_s, sum(run.phase_s.values())) for run in open_runs)
+
+
 def configuration_key(assignment: Mapping[str, Choice]) -> str:
     """One text for each effective configuration."""
     return json.dumps(dict(assignment), sort_keys=True)
