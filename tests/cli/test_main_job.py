@@ -179,6 +179,8 @@ def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
     file.write_text(file.read_text().replace("trials: 1", "trials: 2"))
     servetune("resume", name)
     assert len(json.loads(servetune("status", name, "--json").stdout)["trials"]) == 2
+    file.rename(file.with_name("moved.yaml"))
+    assert f"{file} is gone" in servetune("resume", name).stderr
 
 
 def test_an_unchanged_file_is_never_taken_for_a_changed_one(servetune):

@@ -50,6 +50,10 @@ def current(stored: StoredStudy, file: Path | None, storage: str) -> StudySpec:
     kept = stored.spec.model_copy(update={"storage": storage})
     path = file or (Path(stored.spec.source_file) if stored.spec.source_file else None)
     if path is None or not (path.exists() or file is not None):
+        if path is not None:
+            click.echo(
+                f"note: {path} is gone: the study goes on as it was stored (--file names a file that moved)", err=True
+            )
         return kept
     fresh = load_study(path, {"study": stored.name, "storage": storage})
     _check_unchanged(stored, fresh, path)
