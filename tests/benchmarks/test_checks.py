@@ -90,7 +90,8 @@ def test_a_late_client():
     assert told(of_client(effort(mean_lag_s=0.004), 0.1)) == []
     late = told(of_client(effort(mean_lag_s=0.006), 0.1))
     assert late == [
-        "!the client's event loop was 6 ms late on average (at worst 0 ms) while an answer took 100 ms",
+        "!the client's event loop was 6 ms late on average (at worst 0 ms) while an answer took 100 ms: "
+        "that is 6.0%, and 5% is the most",
     ]
 
 
@@ -119,7 +120,7 @@ def test_requests_in_flight_against_what_was_asked():
     half_open = requests(*[(0, 10, Outcome.COMPLETED)] * 8, (5, 0, Outcome.IN_FLIGHT), (-3, -1, Outcome.COMPLETED))
     assert concurrency_held(half_open, WINDOW) == pytest.approx(8.5)
     assert told(of_concurrency(8.5, 9)) == []
-    assert told(of_concurrency(8.5, 10)) == ["!only 8.5 of 10 requests were in flight on average"]
+    assert told(of_concurrency(8.5, 10)) == ["!only 8.5 of 10 requests were in flight on average; 90% is the least"]
 
 
 def test_what_the_server_says_of_its_load():

@@ -10,7 +10,8 @@ import click
 import pytest
 from fakes.streaming.process import exact_rate_server
 
-from servetune.cli.bench import command
+from servetune.cli.bench import command, remarks
+from servetune.core.benchmark import Measurement
 from servetune.core.errors import SpecError
 
 
@@ -45,7 +46,7 @@ def test_json_has_every_level_in_the_documented_shape(server):
 
 def test_a_pipe_gets_one_plain_line_per_level(server):
     done = bench(server.url, "--concurrency", "2,4", *SHORT, "--api", "openai")
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("  warning")]
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
     assert [line.split()[:2] for line in lines] == [["concurrency", "2"], ["concurrency", "4"]]
     assert "\x1b" not in done.stdout + done.stderr
     assert "tokens/s" in lines[0]
@@ -95,29 +96,45 @@ def test_ctrl_c_keeps_the_levels_that_were_finished(server):
     assert [level["concurrency"] for level in told["levels"]] == [2]
 
 
-def test_a_server_that_is_not_there(tmp_path):
-    done = bench("127.0.0.1:1", "--concurrency", 2, *SHORT)
-    assert done.returncode == 1
-    assert "NOT VALID" in done.stdout
-    assert "no connection" in done.stdout
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_server_that_is_not_there_is_said_once_before_the_first_level(more):
+    done = bench("127.0.0.1:1", "--concurrency", "2,4", *SHORT, *more)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: nothing answers at 127.0.0.1:1: Connection refused; ")
+
+
+def test_what_makes_a_level_invalid_is_told_apart_and_first():
+    level = Measurement.empty(4, ("a remark", "the reason")).model_copy(update={"warnings": ("a", "the reason", "b")})
+    assert remarks(level) == ["not valid because: the reason", "warning: a", "warning: b"]
+
+
+def test_a_server_that_refuses_each_request_is_the_reason(server):
+    own = server.behaving("--refuse-after", 0)
+    done = bench(own.url, "--concurrency", 2, *SHORT, "--json")
+    level = json.loads(done.stdout)["levels"][0]
+    assert not level["valid"]
+    assert set(level["invalid_because"]) <= set(level["warnings"])
+    assert any("requests failed" in text for text in level["invalid_because"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("ftp://host",), "'ftp://host'; expected http://host:port"),
+        (("foo", "--concurrency", "1"), "'foo'; expected http://host:port"),
         (("127.0.0.1:1", "--concurrency", "1,x"), "'1,x': write numbers from 1 on"),
         (("127.0.0.1:1", "--input-tokens", "64-"), "'64-': write a number of tokens from 1 on"),
         (("127.0.0.1:1", "--output-tokens", "64-32"), "'64-32': write a number of tokens from 1 on"),
         (("127.0.0.1:1", "--output-tokens", "0"), "'0': write a number of tokens from 1 on"),
         (("127.0.0.1:1", "--input-tokens", "8-9", "--trace", "x"), "either 'uniform' or 'trace'"),
         (("127.0.0.1:1", "--rate", "steady:3"), "'steady:3'; write poisson:20"),
-        (("127.0.0.1:1", "--rate", "trace"), "rate: trace needs"),
+        (("127.0.0.1:1", "--rate", "trace"), "add --trace FILE"),
         (("127.0.0.1:1", "--trace", "/no/such/file"), "/no/such/file cannot be read"),
         (("127.0.0.1:1", "--header", "nonsense"), "write it as 'Name: value'"),
         (("127.0.0.1:1", "--goodput", "ttft_s"), "write limits such as"),
-        (("127.0.0.1:1", "--goodput", "speed=3"), "speed"),
+        (("127.0.0.1:1", "--goodput", "x=1"), "--goodput is 'x=1': x is no limit; allowed: ttft_s, tpot_s, e2e_s"),
+        (("127.0.0.1:1", "--goodput", "ttft_s=-1"), "ttft_s must be above 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, words):

@@ -50,20 +50,22 @@ class Target:
 def parse_target(base_url: str, headers: Mapping[str, str]) -> Target:
     """Split a base URL; `/v1` at its end, as OpenAI's clients are given it, is taken for the API's own.
 
-    Raises SpecError for anything but http and https, for an address that names a call, and for headers that HTTP cannot
-    carry.
+    Raises SpecError for anything but http and https, for a bare word (neither scheme nor port), for an address that
+    names a call, and for headers that HTTP cannot carry.
     """
     for name, value in headers.items():
         if not name.isascii() or not value.isascii() or not f"{name}{value}".isprintable():
             raise SpecError(f"the header {name!r} has a character that HTTP headers cannot carry")
+    bare = "://" not in base_url
     try:
-        url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
+        url = urlsplit(f"http://{base_url}" if bare else base_url)
+        wordy = bare and url.port is None
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError as error:
         raise SpecError(f"the server's address is {base_url!r}: {error}") from error
     if url.username is not None:
         raise SpecError("the server's address holds a name or password; send them in a header")
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+    if wordy or url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise SpecError(f"the server's address is {base_url!r}; expected http://host:port, or with a path after it")
     path = url.path.rstrip("/")
     if named := next((end for end in API_PATHS if path.endswith(end)), None):

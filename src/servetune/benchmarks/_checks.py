@@ -135,13 +135,14 @@ def of_client(effort: Effort, mean_answer_s: float | None) -> Iterable[Finding]:
         what = "saturated" if busy > BUSY_AT_MOST else "near its limit"
         yield Finding(
             f"the client was {what}: its event loop was busy {busy:.0%} of the time ({effort.cpu_s:.2f} s of CPU and "
-            f"{effort.waiting_s:.2f} s waiting for a core in {effort.wall_s:.2f} s)",
+            f"{effort.waiting_s:.2f} s waiting for a core in {effort.wall_s:.2f} s; {BUSY_AT_MOST:.0%} is the most)",
             fatal=busy > BUSY_AT_MOST,
         )
     if mean_answer_s is not None and effort.mean_lag_s > LATE_AT_MOST * mean_answer_s:
         yield Finding(
-            f"the client's event loop was {effort.mean_lag_s * 1e3:.0f} ms late on average (at worst "
-            f"{effort.worst_lag_s * 1e3:.0f} ms) while an answer took {mean_answer_s * 1e3:.0f} ms",
+            f"the client's event loop was {effort.mean_lag_s * 1e3:.3g} ms late on average (at worst "
+            f"{effort.worst_lag_s * 1e3:.3g} ms) while an answer took {mean_answer_s * 1e3:.3g} ms: that is "
+            f"{effort.mean_lag_s / mean_answer_s:.1%}, and {LATE_AT_MOST:.0%} is the most",
             fatal=True,
         )
 
@@ -158,7 +159,10 @@ def of_delays(effort: Effort, itl: Percentiles | None, node_s_per_wall_s: float)
 def of_concurrency(held: float, wanted: int) -> Iterable[Finding]:
     """Closed loop: were as many requests in flight as asked for?"""
     if held < CONCURRENCY_AT_LEAST * wanted:
-        yield Finding(f"only {held:.1f} of {wanted} requests were in flight on average", fatal=True)
+        yield Finding(
+            f"only {held:.1f} of {wanted} requests were in flight on average; {CONCURRENCY_AT_LEAST:.0%} is the least",
+            fatal=True,
+        )
 
 
 def of_arrivals(requests: Requests, window: Window, queued: tuple[float, float], most: int) -> Iterable[Finding]:

@@ -85,19 +85,20 @@ def steady(
     bad = len(reported.requests) - len(good)
     begin_s = min((r.end_s for r in reported.requests[: reported.held]), default=0.0)
     end_s = max((r.begin_s for r in reported.requests), default=0.0)
-    warnings, valid = list(notes), True
+    warnings, reasons = list(notes), list[str]()
     if bad:
         reason = next(r.error for r in reported.requests if r not in good) or "no token"
         warnings.append(f"{bad} requests failed: {' '.join(reason.split())[:160]}")
-        valid = bad <= FAILED_AT_MOST * len(reported.requests)
+        reasons += warnings[-1:] if bad > FAILED_AT_MOST * len(reported.requests) else []
     short = sum(r.tokens < least_tokens for r in good)
     if short:
         warnings.append(f"{short} answers had fewer tokens than the {least_tokens} asked for")
-        valid = valid and short <= FAILED_AT_MOST * len(good)
+        reasons += warnings[-1:] if short > FAILED_AT_MOST * len(good) else []
     if not good or end_s <= begin_s:
         warnings.append("no part of the run had every place filled")
-        good, valid, end_s = [], False, begin_s + 1.0
-    return _figures(good, (begin_s, end_s), reported, level, node_s_per_wall_s, (bad, valid, warnings))
+        reasons += warnings[-1:]
+        good, end_s = [], begin_s + 1.0
+    return _figures(good, (begin_s, end_s), reported, level, node_s_per_wall_s, (bad, reasons, warnings))
 
 
 def _figures(
@@ -106,10 +107,10 @@ def _figures(
     reported: Reported,
     level: Level,
     scale: float,
-    judged: tuple[int, bool, list[str]],
+    judged: tuple[int, list[str], list[str]],
 ) -> Measurement:
     begin_s, end_s = window
-    bad, valid, warnings = judged
+    bad, reasons, warnings = judged
     done = [r for r in good if begin_s < r.end_s <= end_s]
     events = _events(good)
     edges = np.linspace(begin_s, end_s, batch_count(len(done)) + 1)
@@ -132,8 +133,9 @@ def _figures(
         tpot_s=percentiles(paced * scale),
         itl_s=percentiles(gaps * scale),
         e2e_s=percentiles(np.array([r.end_s - r.begin_s for r in done]) * scale),
-        valid=valid,
+        valid=not reasons,
         warnings=tuple(warnings),
+        invalid_because=tuple(reasons),
         details={
             "concurrency_held": held,
             "reported_output_tokens_per_s": reported.throughput / scale,

@@ -134,6 +134,7 @@ def _figures(
         e2e_s=answer,
         valid=not any(finding.fatal for finding in findings),
         warnings=tuple(finding.text for finding in findings),
+        invalid_because=tuple(finding.text for finding in findings if finding.fatal),
         details=_details(effort, view, held)
         | _window_details(window, times, events)
         | ({} if compared is None else {"server_output_tokens_per_s": compared.server / compared.span_s})
@@ -181,6 +182,7 @@ def _details(effort: Effort, view: ServerView, held: float) -> dict[str, float]:
 
 def _nothing(outcome: LevelOutcome, requests: Requests, findings: list[Finding]) -> Measurement:
     """Not a single usable token, or none in the measured part."""
+    findings = [*findings, Finding("no token came in the measured part", fatal=True)]
     return Measurement(
         concurrency=outcome.level.concurrency,
         output_tokens_per_s=0.0,
@@ -191,5 +193,6 @@ def _nothing(outcome: LevelOutcome, requests: Requests, findings: list[Finding])
         requests_failed=int(np.sum(requests.outcome == Outcome.FAILED)),
         output_tokens=0,
         valid=False,
-        warnings=(*(finding.text for finding in findings), "no token came in the measured part"),
+        warnings=tuple(finding.text for finding in findings),
+        invalid_because=tuple(finding.text for finding in findings if finding.fatal),
     )

@@ -159,6 +159,7 @@ class _Search:
             "details": details,
             "valid": not unknown,
             "warnings": (*measured.warnings, *told),
+            "invalid_because": tuple(told[:1]) if unknown else (),
         }
         return measured.model_copy(update=change)
 

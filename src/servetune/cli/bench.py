@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,10 @@ from rich.live import Live
 from rich.table import Table
 
 from servetune import plugins
+from servetune.benchmarks._api import parse_target
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import WallClock
-from servetune.core.errors import UsageError
+from servetune.core.errors import NodeUnreachableError, UsageError
 
 EXAMPLE = """
 \b
@@ -28,6 +30,8 @@ Example:
   servetune bench http://127.0.0.1:30000 --concurrency 1,10,256,1024 --input-tokens 512 --output-tokens 256
   servetune bench http://127.0.0.1:8000 --api openai --rate poisson:20 --json
 """
+
+CONNECT_TIMEOUT_S = 10.0
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -69,7 +73,12 @@ class Length(click.ParamType[tuple[int, int]]):
 @click.option("--api", type=click.Choice(["sglang", "openai"]), default="sglang", show_default=True)
 @click.option("--rate", help="Open loop: poisson:20 (requests per second), or trace. Concurrency is then the most.")
 @click.option("--trace", help="JSONL file of lengths {input, output} and, for --rate trace, times {arrival}.")
-@click.option("--requests", type=click.IntRange(1), help="Requests per level instead of as many as precision needs.")
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    help="Requests per level instead of as many as precision needs. The last moment of a level is not measured, so "
+    "that one or two fewer may be counted.",
+)
 @click.option(
     "--limit-s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds per level at most."
 )
@@ -82,8 +91,8 @@ class Length(click.ParamType[tuple[int, int]]):
 def command(**options: Any) -> None:
     """Measure the running server at URL, level by level, with the load generator that studies use.
 
-    Exit status 1 when a level could not be measured or its figures must not be used. Ctrl-C ends it with status 130;
-    the levels that were finished are kept.
+    Exit status 1 when nothing answers at URL, when a level could not be measured or its figures must not be used.
+    Ctrl-C ends it with status 130; the levels that were finished are kept.
     """
     generator = _generator(options)
     headers = dict(_header(text) for text in options["headers"]) | _key(options["key_env"])
@@ -95,6 +104,7 @@ def command(**options: Any) -> None:
         api=options["api"],
         seed=options["seed"],
     )
+    demand_server(options["url"], headers)
     begin_s = _client_cpu_s()
     measured: list[Measurement] = []
     interrupted = False
@@ -114,6 +124,18 @@ def command(**options: Any) -> None:
         raise click.exceptions.Abort
     if not all(measurement.valid for measurement in measured):
         sys.exit(1)
+
+
+def demand_server(url: str, headers: dict[str, str]) -> None:
+    """Raises NodeUnreachableError when no connection can be made to `url`, SpecError when it is no address."""
+    target = parse_target(url, headers)
+    try:
+        socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
+        why = getattr(error, "strerror", None) or str(error)
+        raise NodeUnreachableError(
+            f"nothing answers at {target.authority}: {why}; start the server, or give the host and port it listens on"
+        ) from error
 
 
 def _client_cpu_s() -> float:
@@ -147,6 +169,8 @@ def _generator(options: dict[str, Any]) -> LoadGenerator:
     }
     if options["rate"]:
         settings["rate"] = options["rate"]
+    if options["rate"] == "trace" and options["trace"] is None:
+        raise UsageError("--rate trace needs a file of arrival times: add --trace FILE")
     module = plugins.load("benchmarks", "open_loop" if options["rate"] else "closed_loop")
     try:
         found: LoadGenerator = module.create(module.Settings(**settings))
@@ -173,6 +197,16 @@ def _goodput(text: str | None) -> dict[str, float] | None:
             limits[name.strip()] = float(bound)
         except ValueError:
             raise UsageError(f"--goodput is {text!r}; write limits such as ttft_s=0.5,tpot_s=0.05") from None
+    from servetune.benchmarks._goodput import GoodputLimits  # brings numpy, which `--help` has no need of
+
+    try:
+        GoodputLimits.model_validate(limits)
+    except ValidationError as error:
+        name, known = str(error.errors()[0]["loc"][0]), ", ".join(GoodputLimits.model_fields)
+        wrong = "is no limit" if name not in GoodputLimits.model_fields else "must be above 0"
+        raise UsageError(
+            f"--goodput is {text!r}: {name} {wrong}; allowed: {known}, each in seconds, such as ttft_s=0.5,tpot_s=0.05"
+        ) from error
     return limits
 
 
@@ -205,8 +239,8 @@ class View:
     def finished(self, measurement: Measurement) -> None:
         """A level is over."""
         self._console.print(line(measurement), markup=False, soft_wrap=True)
-        for warning in measurement.warnings:
-            self._console.print(f"  warning: {warning}", markup=False, soft_wrap=True)
+        for text in remarks(measurement):
+            self._console.print(f"  {text}", markup=False, soft_wrap=True)
 
 
 class LiveView(View):
@@ -225,8 +259,8 @@ class LiveView(View):
     def finished(self, measurement: Measurement) -> None:
         """Draw without a level under way; its warnings stay above the table."""
         self._done.append(measurement)
-        for warning in measurement.warnings:
-            self._console.print(f"concurrency {measurement.concurrency}: {warning}", markup=False, soft_wrap=True)
+        for text in remarks(measurement):
+            self._console.print(f"concurrency {measurement.concurrency}: {text}", markup=False, soft_wrap=True)
         self.ended()
 
     def ended(self) -> None:
@@ -291,6 +325,12 @@ def line(measurement: Measurement) -> str:
     """A finished level as one line of text."""
     told = [f"{name} {text(measurement)}".strip() for name, text in _columns([measurement]) if text(measurement)]
     return "  ".join(told)
+
+
+def remarks(measurement: Measurement) -> list[str]:
+    """What made the level invalid first, then what is only worth knowing."""
+    others = [text for text in measurement.warnings if text not in measurement.invalid_because]
+    return [f"not valid because: {text}" for text in measurement.invalid_because] + [f"warning: {t}" for t in others]
 
 
 def _table(done: list[Measurement], current: Progress | None) -> Table:

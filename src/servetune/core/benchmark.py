@@ -62,7 +62,7 @@ class Percentiles(Frozen):
 class Measurement(Frozen):
     """What one level gave. Throughput in output tokens per second over `duration_s`, with a 95 % interval.
 
-    `valid` False: the number must not be used; `warnings` say why, with numbers.
+    `valid` False: the number must not be used; `invalid_because` has those of the `warnings` that say why.
     """
 
     concurrency: int
@@ -79,11 +79,12 @@ class Measurement(Frozen):
     e2e_s: Percentiles | None = None
     valid: bool = True
     warnings: tuple[str, ...] = ()
+    invalid_because: tuple[str, ...] = ()
     details: Mapping[str, float] = Field(default_factory=dict)  # client_cpu_s, server_output_tokens_per_s, …
 
     @classmethod
     def empty(cls, concurrency: int, warnings: Sequence[str], requests_failed: int = 0) -> Measurement:
-        """Of a level at which nothing was measured; not valid."""
+        """Of a level at which nothing was measured; not valid, for the last of `warnings`."""
         return cls(
             concurrency=concurrency,
             output_tokens_per_s=0.0,
@@ -95,6 +96,7 @@ class Measurement(Frozen):
             output_tokens=0,
             valid=False,
             warnings=tuple(warnings),
+            invalid_because=tuple(warnings[-1:]),
         )
 
 
