@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -33,6 +33,8 @@ from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, TrialRecord, TrialState
 
 NOTES_SHOWN = 4
+#: Proposals in a row that one rule rejects: so many are shown, the others counted.
+REJECTIONS_SHOWN = 3
 
 
 def duration(seconds: float) -> str:
@@ -165,11 +167,28 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console, self._standing = console, Standing()
+        self._rejections = Counter[str]()  # by rule, since the last launch
 
     def on(self, event: Event) -> None:
         """Print the event when it matters."""
         self._standing.take(event)
-        for line in self._lines(event):
+        if isinstance(event, TrialEnded) and event.record.rejected:
+            rule = event.record.rejected[0].rule
+            self._rejections[rule] += 1
+            if self._rejections[rule] > REJECTIONS_SHOWN:
+                return
+        elif isinstance(event, TrialStarted | ConfirmationStarted):
+            self.count_rejections()
+        self._print(self._lines(event))
+
+    def count_rejections(self) -> None:
+        """Print how many were rejected beyond those that were shown."""
+        more = {rule: count - REJECTIONS_SHOWN for rule, count in self._rejections.items() if count > REJECTIONS_SHOWN}
+        self._print(f"  … and {count} more trials rejected by {rule}" for rule, count in more.items())
+        self._rejections.clear()
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _lines(self, event: Event) -> Iterator[str]:
@@ -284,7 +303,11 @@ def _notes(standing: Standing) -> list[RenderableType]:
 def view(console: Console) -> Iterator[PlainView | LiveView]:
     """The view that fits the console: live on a terminal, lines elsewhere (and where TERM is dumb)."""
     if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainView(console)
+        plain = PlainView(console)
+        try:
+            yield plain
+        finally:
+            plain.count_rejections()
         return
     shown = LiveView()
     with Live(console=console, get_renderable=shown.draw, refresh_per_second=4, transient=True):

@@ -1,6 +1,7 @@
 """`servetune validate` as a person and a script use it: a study, one command, many commands, wrong input."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -328,6 +329,54 @@ class TestStudy:
         found, text = summary
         assert any("deepep_v2" in note for note in found["notes"])
         assert "note: moe-a2a-backend: a value is dropped: --moe-a2a-backend deepep_v2" in text
+
+
+class TestNothingCanBeLaunched:
+    """What is said first of a file without errors whose study is of no use."""
+
+    ALONE = (
+        "nothing can be launched: runtime runtime.more_ranks_than_gpus refuses each of 20 sampled configurations: "
+        "16 ranks (tp 16 x pp 1 x replicas 1) need 16 GPUs, the node has 8 (fixed: {tp-size: 16})"
+    )
+
+    def study(self, servetune, old, new):
+        file = servetune.write_study("s", trials=2)
+        file.write_text(file.read_text().replace(old, new))
+        return file
+
+    def test_the_rule_and_the_fixed_flag_are_named(self, servetune):
+        file = self.study(servetune, "tp-size: 8", "tp-size: 16")
+        first, second, *_ = run(file, "--sample", "20").stdout.splitlines()
+        assert first == f"{file}: valid, but {self.ALONE}"
+        assert second.startswith("WARNING: the baseline is launched although it is refused: 16 ranks")
+        assert json.loads(run(file, "--sample", "20", "--json").stdout)["nothing_launched"] == self.ALONE
+
+    def test_of_several_rules_the_most_frequent_is_named(self, servetune):
+        file = self.study(servetune, "{low: 0.75, high: 0.93, step: 0.01}", "[0.01, 2.0]")
+        found = json.loads(run(file, "--sample", "40", "--json").stdout)["nothing_launched"]
+        assert found.startswith("nothing can be launched: each of 40 sampled configurations is refused, ")
+        assert "such as: --mem-fraction-static" in found
+
+    def test_a_refused_baseline_is_a_warning_under_the_first_line(self, servetune):
+        file = self.study(servetune, "baseline: {", "baseline: {mem-fraction-static: 2.0, ")
+        first, second, *_ = run(file, "--sample", "20").stdout.splitlines()
+        text = "the baseline is launched although it is refused: --mem-fraction-static 2.0 does not lie between 0 and 1"
+        assert (first, second) == (f"{file}: valid", f"WARNING: {text}")
+        found = json.loads(run(file, "--sample", "20", "--json").stdout)
+        assert (found["nothing_launched"], found["warnings"]) == (None, [text])
+
+    def test_a_start_says_so_once_and_counts_the_rejections(self, servetune):
+        file = self.study(servetune, "tp-size: 8", "tp-size: 16")
+        file.write_text(
+            file.read_text().replace("{low: 0.75, high: 0.93, step: 0.01}", "[0.8, 0.9]") + "sampler: random\n"
+        )
+        lines = servetune("start", file).stdout.splitlines()
+        assert lines[0] == f"WARNING: {self.ALONE.replace('of 20', 'of 200')}"
+        assert sum(" rejected: 16 ranks" in line for line in lines) == 3
+        (counted,) = (line for line in lines if " more trials rejected" in line)
+        assert re.fullmatch(r"  … and \d+ more trials rejected by runtime\.more_ranks_than_gpus", counted)
+        rejected = json.loads(servetune("report", "s", "--json").stdout)
+        assert max(rejected["rejected"].values()) == 3 + int(counted.split()[2])
 
 
 class TestANodeWithoutGpus:

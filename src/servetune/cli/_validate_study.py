@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,18 +12,11 @@ import click
 
 from servetune import plugins
 from servetune.cli._options import console
+from servetune.cli._sampled import Tally, sampled
 from servetune.cli._validate_commands import Asked
 from servetune.cli._validation import Setting, fitted, setting, version_notes
 from servetune.core.engine import Violation
-from servetune.core.space import (
-    Assignment,
-    BundleDomain,
-    CategoricalDomain,
-    Choice,
-    FloatDomain,
-    IntDomain,
-    SearchSpace,
-)
+from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 
 #: Reasons and layouts that people are shown, the most frequent first.
@@ -50,7 +42,8 @@ def validate_study(study: Path, sample: int, as_json: bool, asked: Asked) -> Non
         click.echo(json.dumps(summary, indent=2))
         return
     shown = console()
-    for line in (f"{study}: valid", *describe(against.spec, against, summary)):
+    verdict = ", but ".join(filter(None, ("valid", summary["nothing_launched"])))
+    for line in (f"{study}: {verdict}", *describe(against.spec, against, summary)):
         shown.print(line, markup=False, soft_wrap=True)
 
 
@@ -66,13 +59,12 @@ def survey(
     """
     engine, facts = against.engine, against.facts
     space, notes = fitted(spec, engine, facts)
-    rng, reasons, layers = random.Random(spec.seed), Counter[str](), Counter[str]()  # noqa: S311 - a sample, no secret
+    reasons, layers, tally = Counter[str](), Counter[str](), Tally()
     effective: dict[str, list[Assignment]] = {}
-    drawn, refused = [], 0
-    for _ in range(sample):
-        assignment = space.expand(draw(space, rng))
+    drawn = []
+    for assignment in sampled(space, sample, spec.seed):
         violations = engine.check(assignment, facts)
-        refused += bool(violations)
+        tally.take(violations)
         layers.update([violations[0].layer] if violations else [])
         reasons.update({reason(violation) for violation in violations})
         if not any(violation.layer != "memory" for violation in violations):
@@ -85,24 +77,29 @@ def survey(
         assert engine_refusal is not None
         violation = engine_refusal(same[0])
         if violation is not None:
-            refused += len(same)
+            tally.refuse([violation], len(same))
             layers["preflight"] += len(same)
             reasons[reason(violation)] += len(same)
             del effective[key]
     shown: tuple[str, ...] = LAYERS if engine_refusal is None else (*LAYERS, "preflight")
     tell = getattr(engine, "layouts", None)
+    baseline = engine.check({**space.fixed, **spec.baseline}, facts)
     return {
         "study": spec.study,
         "parameters": len(space.parameters),
         "sampled": sample,
-        "refused": refused,
+        "refused": tally.refused,
+        "nothing_launched": tally.nothing_launched(space.fixed),
         "layers": {layer: layers[layer] for layer in shown},
         "distinct": len(effective),
         "asked": len(asked),
         "rejected": dict(reasons.most_common()),
-        "baseline": [v.model_dump(mode="json") for v in engine.check({**space.fixed, **spec.baseline}, facts)],
+        "baseline": [violation.model_dump(mode="json") for violation in baseline],
         "memory": [] if tell is None else tell(drawn, facts),
-        "warnings": list(warnings(spec, against)),
+        "warnings": [
+            *(f"the baseline is launched although it is refused: {violation.message}" for violation in baseline),
+            *warnings(spec, against),
+        ],
         "notes": [*version_notes(against), *notes, *remarks(spec)],
         "engine_version": facts.engine_version,
         "simulated": facts.simulated,
@@ -168,7 +165,6 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
     lines += [f"  {count} × {text}" for text, count in reasons[:SHOWN]]
     lines += _more(len(reasons), "reasons")
     lines += _layouts(summary["memory"])
-    lines += [f"the baseline is launched although it is refused: {v['message']}" for v in summary["baseline"]]
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
@@ -195,20 +191,3 @@ def _more(count: int, what: str) -> list[str]:
 def _range(pair: list[float], form: str = ".3f") -> str:
     low, high = (format(number, form) for number in pair)
     return low if low == high else f"{low}…{high}"
-
-
-def draw(space: SearchSpace, rng: random.Random) -> dict[str, Choice]:
-    """One uniform point of the space."""
-    point: dict[str, Choice] = {}
-    for parameter in space.parameters:
-        if space.active(parameter, point):
-            match parameter.domain:
-                case CategoricalDomain(choices=choices):
-                    point[parameter.name] = rng.choice(choices)
-                case BundleDomain(options=options):
-                    point[parameter.name] = rng.choice(list(options))
-                case IntDomain() as d:
-                    point[parameter.name] = rng.randrange(d.low, d.high + 1, d.step)
-                case FloatDomain() as d:
-                    point[parameter.name] = round(rng.uniform(d.low, d.high), 3)
-    return point

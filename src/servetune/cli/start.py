@@ -8,6 +8,7 @@ import click
 
 from servetune.cli._examination import check_before_start
 from servetune.cli._options import console
+from servetune.cli._sampled import tally_of
 from servetune.cli._seeding import with_hints_of
 from servetune.cli._sitting import say_result, sit
 from servetune.cli._validation import fitted
@@ -23,6 +24,9 @@ Example:
   servetune start studies/quickstart.yaml
   servetune start studies/quickstart.yaml --new-name second-try
 """
+
+#: Configurations that are judged before a start: a tenth of a second of it.
+SAMPLED = 200
 
 
 @click.command(epilog=EXAMPLE)
@@ -63,7 +67,9 @@ def command(
             with at_node(spec) as node:
                 engine, facts = open_engine(spec), known_facts(spec, node)
                 read_installation(spec, node, engine, facts)
-                fitted(spec, engine, facts)
+                space, _ = fitted(spec, engine, facts)
+                if nothing := tally_of(space, engine, facts, SAMPLED, spec.seed).nothing_launched(space.fixed):
+                    console().print(f"WARNING: {nothing}", markup=False, soft_wrap=True)
                 check_before_start(spec, node, force, console())
             store.create_study(spec, file.read_text(encoding="utf-8"))
         sit(spec, store)
