@@ -19,7 +19,7 @@ def test_a_covered_hint_is_turned_down_with_the_trial_that_taught_it(taught):
     trial = json.loads(taught("status", "first", "--json").stdout)["trials"][2]
     assert trial["state"] == "rejected"
     error = taught("diagnose", "first", "--trial", 2, status=2).stderr
-    assert "never launched" in error
+    assert "was never launched: it was rejected before any launch: " in error
     assert "learned from trial 1 of study first" in error
 
 

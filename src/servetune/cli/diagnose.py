@@ -17,6 +17,7 @@ from servetune.core.errors import UsageError
 from servetune.core.failure import Failure, Phase, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
+from servetune.core.trial import TrialRecord
 from servetune.engines.sglang.logs import SglangLogReader
 from servetune.storage import StudyStore
 from servetune.tuner.launches import log_dir
@@ -69,6 +70,9 @@ def command(log: str, trial: int | None, storage: str, as_json: bool) -> None:
         except OSError as error:
             message = f"cannot read the log {log!r}: {error.strerror}; give a file, - for stdin, or a study and --trial"
             raise UsageError(message) from error
+    if reader.is_empty:
+        place = "stdin had no data" if log == "-" else f"the log {log!r} is empty"
+        raise UsageError(f"{place}; give what the server printed on stdout and stderr: servetune diagnose server.log")
     show(reader, reader.diagnose(None), as_json)
 
 
@@ -84,8 +88,7 @@ def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader
     record = records[trial]
     runs = [run for run in record.runs if run.finished_at is not None]
     if not runs:
-        why = record.message or f"it is {record.state.value}"
-        raise UsageError(f"trial {trial} of study {study!r} was never launched to an end: {why}")
+        raise UsageError(f"trial {trial} of study {study!r} was never launched{_why_not(record)}")
     try:
         with open(log_dir(study_dir(spec), trial, runs[-1].attempt) / LOG_FILE, "rb") as stream:
             reader = read_log(stream, record.assignment)
@@ -96,6 +99,17 @@ def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader
     if stored is None and reader.facts()["lines"]:
         return reader, reader.diagnose(None)
     return reader, stored or WORKED
+
+
+def _why_not(record: TrialRecord) -> str:
+    """Why a trial has no finished launch, as the end of a sentence."""
+    if record.runs:
+        return f" to an end: it is {record.state.value}"
+    if record.duplicate_of is not None:
+        return f": it is the same configuration as trial {record.duplicate_of}, diagnose that one"
+    if record.rejected:
+        return f": it was rejected before any launch: {'; '.join(one.message for one in record.rejected)}"
+    return f": {record.message or f'it is {record.state.value}'}"
 
 
 #: Of a launch without a failure whose log is not here.
@@ -131,7 +145,7 @@ def show(reader: SglangLogReader, failure: Failure, as_json: bool) -> None:
         click.echo(json.dumps(report, indent=2))
         return
     shown = console()
-    _verdict(shown, report, failure.message)
+    _verdict(shown, report, failure.message, reader.is_foreign)
     _evidence(shown, report["evidence"])
     _blamed(shown, reader, report["blamed"])
     _repairs(shown, report["repair"])
@@ -139,7 +153,7 @@ def show(reader: SglangLogReader, failure: Failure, as_json: bool) -> None:
     _timeline(shown, report["timeline"])
 
 
-def _verdict(shown: Console, report: Mapping[str, Any], cause: str) -> None:
+def _verdict(shown: Console, report: Mapping[str, Any], cause: str, foreign: bool) -> None:
     healthy = report["class"] == "none"
     rank = f", first on {report['first_rank']}" if report["first_rank"] else ""
     head = Text("no failure" if healthy else report["class"], style="bold green" if healthy else "bold red")
@@ -147,7 +161,9 @@ def _verdict(shown: Console, report: Mapping[str, Any], cause: str) -> None:
     head.append(f"  (confidence {report['confidence']:.0%})", style="dim")
     shown.print(head)
     shown.print(Text(cause))
-    if not healthy:
+    if foreign and report["class"] == "unknown":
+        shown.print(Text("Give what the server printed on stdout and stderr; this text says nothing of one."))
+    elif not healthy:
         alive = report["verdict"] == "none"
         again = "the server works" if alive else _AGAIN[report["deterministic"]]
         shown.print(Text(f"{report['verdict']}: {_SAYS[report['verdict']]}; {again}"))

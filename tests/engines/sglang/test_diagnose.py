@@ -115,8 +115,8 @@ def test_a_missing_file_is_bad_input() -> None:
     assert done.stdout == b""
 
 
-def test_an_empty_log_is_unknown() -> None:
-    answer = json.loads(servetune("-", "--json").stdout)
+def test_an_empty_log_of_a_trial_is_unknown() -> None:
+    answer = diagnose_text(io.BytesIO(b""))
     assert (answer["class"], answer["evidence"]) == ("unknown", [])
 
 
@@ -146,6 +146,24 @@ def test_a_server_that_works_does_not_fail_again() -> None:
 @pytest.mark.parametrize("raw", [bytes(range(128, 256)) * 50, b"one\ntwo\nthree\n"], ids=["binary", "text"])
 def test_what_is_no_log_of_a_server_is_called_so(raw: bytes) -> None:
     assert b"this is no SGLang log" in servetune("-", stdin=raw).stdout
+
+
+def test_a_text_that_names_flags_is_still_no_log() -> None:
+    done = servetune("-", stdin=b"# A tool\n\nUsage: tool [--json] [--batch FILE]\n")
+    assert b"this is no SGLang log" in done.stdout
+    assert b"may pass when tried again" not in done.stdout
+    usage = b"usage: launch_server.py [-h] --model-path MODEL_PATH [--model-path X] [--tp-size N]\n"
+    assert b"this is no SGLang log" not in servetune("-", stdin=usage).stdout
+
+
+@pytest.mark.parametrize("raw", [b"", b" \n\n"])
+def test_no_data_is_bad_input(raw: bytes, tmp_path: Path) -> None:
+    done = servetune("-", stdin=raw)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: stdin had no data; give ")
+    log = tmp_path / "server.log"
+    log.write_bytes(raw)
+    assert f"error: the log '{log}' is empty; give ".encode() in servetune(str(log), "--json").stderr
 
 
 def test_help_has_an_example() -> None:

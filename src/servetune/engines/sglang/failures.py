@@ -328,8 +328,13 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
 
 def _unlike(run: Run) -> str:
     """A warning where nothing looks like SGLang."""
-    known = run.progress.steps or run.effective or run.command or run.stamp_s or run.usage_flags
-    return "" if known else "this is no SGLang log, no line looks like the server's: "
+    return "this is no SGLang log, no line looks like the server's: " if is_foreign(run) else ""
+
+
+def is_foreign(run: Run) -> bool:
+    """Whether no line looks like SGLang's or like a Python program's end. Any text may name flags, not the model's."""
+    known = run.progress.steps or run.effective or run.command or run.stamp_s or run.deaths or run.traces
+    return not known and "--model-path" not in run.usage_flags
 
 
 def _interrupted(run: Run) -> bool:

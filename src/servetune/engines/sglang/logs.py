@@ -131,6 +131,16 @@ class SglangLogReader:
         lines = [line.text for line in LineCleaner().clean(0, self._last_raw) if line.text.strip()]
         return lines[-1].strip() if lines else ""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing but white space was fed."""
+        return self.is_foreign and not self._closed().last_line[0]
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether no line looks like the server's: the text is something else."""
+        return failures.is_foreign(self._closed())
+
     def facts(self) -> Mapping[str, Any]:
         """JSON-able: `{phase, ready, version, memory, kv_tokens, …, server_args, timeline, throughput}`.
 
