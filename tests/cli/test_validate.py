@@ -294,6 +294,54 @@ class TestWrongInput:
         err = servetune("validate", file, status=2).stderr
         assert f"typo.yaml:{line}:" in err
 
+    def test_all_of_them_are_told_at_once_each_in_its_section(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        file.write_text(
+            "study: s\nengine: {name: sglang, model: /m, version: 0.5.9}\nnode: {name: local}\n"
+            "fixed: {tp-sise: 8}\nbaseline: {no-such: 1}\n"
+            "search_space: {parameters: {page-sise: [1, 16]}}\n"
+        )
+        (tmp_path / "node.yaml").write_text(RTX_PRO)
+        lines = str(run(file, "--node-facts", tmp_path / "node.yaml", status=2).exception).splitlines()
+        told = sorted(line.strip().split("; ")[0] for line in lines[1:])
+        assert told == [
+            f"{file}:4:9: fixed: SGLang 0.5.9 has no flag --tp-sise",
+            f"{file}:5:12: baseline: SGLang 0.5.9 has no flag --no-such",
+            f"{file}:6:29: SGLang 0.5.9 has no flag --page-sise",
+        ]
+
+    def test_a_wrong_flag_of_the_baseline_alone_is_placed_there(self, servetune):
+        file = servetune.write_study("typo")
+        file.write_text(file.read_text().replace("disable-custom-all-reduce: true", "no-such: true"))
+        line = file.read_text()[: file.read_text().index("baseline")].count("\n") + 1
+        said = str(run(file, status=2).exception)
+        assert f"typo.yaml:{line}:12: baseline: SGLang 0.5.9 has no flag --no-such" in said
+
+
+class TestAnUnknownVersion:
+    """Of a study, where neither the file nor the node names the engine's version."""
+
+    def test_flags_that_are_not_checked_are_told_and_those_of_no_release_named(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        file.write_text(
+            "study: s\nengine: {name: sglang, model: /m}\n"
+            "fixed: {tp-sise: 8, tensor-parallel-size: 8, env.NCCL_ALGO: Ring}\n"
+            "search_space: {parameters: {page-size: [1, 16]}}\n"
+        )
+        (tmp_path / "node.yaml").write_text(RTX_PRO.split("engine:")[0])
+        node = ("--node-facts", tmp_path / "node.yaml", "--sample", "5")
+        first, many, one = run(file, *node).stdout.splitlines()[:3]
+        assert first == f"{file}: valid"
+        assert many == (
+            "WARNING: 3 flags could not be checked (tp-sise, page-size, tensor-parallel-size): "
+            "the engine's version is not known; add --engine-version, "
+            "or name the version in the file (engine: {version: …})"
+        )
+        assert one.startswith("WARNING: --tp-sise is in no table of SGLang's flags, of any release; did you mean --")
+        assert "--tp-size" in one
+        file.write_text(file.read_text().replace("tp-sise", "tp-size").replace(", tensor-parallel-size: 8", ""))
+        assert "WARNING" not in run(file, *node, "--engine-version", "0.5.9").stdout
+
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory):

@@ -18,6 +18,7 @@ from servetune.cli._validation import Setting, fitted, setting, version_notes
 from servetune.core.engine import Violation
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
+from servetune.tuner.opening import named_flags
 
 #: Reasons and layouts that people are shown, the most frequent first.
 SHOWN = 20
@@ -107,8 +108,11 @@ def survey(
 
 
 def warnings(spec: StudySpec, against: Setting) -> Iterator[str]:
-    """What makes the counts say little about the node that the study would run on."""
+    """What is not checked, and what makes the counts say little about the node that the study would run on."""
     facts = against.facts
+    unchecked = getattr(against.engine, "unchecked", None)
+    if unchecked is not None:
+        yield from unchecked(named_flags(spec), facts)
     if facts.gpu_names or facts.simulated or _on_cpu(spec):
         return
     described = facts.node == "described"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from servetune import plugins
 from servetune.core.engine import Engine, EngineChoice
-from servetune.core.errors import FlagsError, SpecError, UsageError
+from servetune.core.errors import FlagProblem, FlagsError, SpecError, UsageError
 from servetune.core.node import NodeFacts
 from servetune.core.space import SearchSpace
 from servetune.core.study import StudySpec
@@ -99,12 +99,29 @@ def _choice(spec: StudySpec | None, facts: NodeFacts, version: str | None) -> En
 def fitted(spec: StudySpec, engine: Engine, facts: NodeFacts) -> tuple[SearchSpace, Sequence[str]]:
     """The study's space as the engine's version can run it, and what was translated or dropped.
 
-    Raises SpecError naming file and line of a flag that the version does not take, of the baseline, too.
+    Raises SpecError naming section, file and line of every flag that the version does not take, of the baseline, too.
     """
     try:
         found = engine.resolve_space(spec.space, facts)
-        baseline = spec.space.model_copy(update={"parameters": (), "fixed": {**spec.space.fixed, **spec.baseline}})
-        engine.resolve_space(baseline, facts)
     except FlagsError as error:
-        raise placed(error, spec) from error
+        raise placed(_with_baseline(error, spec, engine, facts), spec) from error
+    if wrong := _wrong_baseline(spec, engine, facts):
+        raise placed(FlagsError(f"the baseline does not fit {spec.engine.name}:", wrong), spec)
     return found
+
+
+def _with_baseline(error: FlagsError, spec: StudySpec, engine: Engine, facts: NodeFacts) -> FlagsError:
+    """What is wrong with the space, then with the baseline; a fixed flag is told once."""
+    told = [problem._replace(section="baseline") for problem in error.problems if problem.flag not in spec.baseline]
+    wrong = [problem for problem in _wrong_baseline(spec, engine, facts) if problem not in told]
+    return FlagsError(error.head, [*error.problems, *wrong])
+
+
+def _wrong_baseline(spec: StudySpec, engine: Engine, facts: NodeFacts) -> list[FlagProblem]:
+    """Of the baseline's flags beside the fixed ones."""
+    flags = {**spec.space.fixed, **spec.baseline}
+    try:
+        engine.resolve_space(spec.space.model_copy(update={"parameters": (), "fixed": flags}), facts)
+    except FlagsError as error:
+        return [problem._replace(section="baseline") for problem in error.problems]
+    return []

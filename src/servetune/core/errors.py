@@ -20,6 +20,7 @@ They are sorted by the reaction they want. Every message says what is wrong, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class ServetuneError(Exception):
@@ -38,12 +39,23 @@ class UsageError(SpecError):
     """A command asks for something that does not exist or is not allowed now."""
 
 
-class FlagsError(SpecError):
-    """Flags of a study that the engine's version does not take. `problems`: (flag or parameter, sentence)."""
+class FlagProblem(NamedTuple):
+    """What is wrong with a flag or parameter. `section`: that of the study file, where it is `fixed` or `baseline`."""
 
-    def __init__(self, head: str, problems: Sequence[tuple[str, str]]) -> None:
+    flag: str
+    text: str
+    section: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.section}: {self.text}" if self.section else self.text
+
+
+class FlagsError(SpecError):
+    """Flags of a study that the engine's version does not take."""
+
+    def __init__(self, head: str, problems: Sequence[FlagProblem]) -> None:
         self.head, self.problems = head, tuple(problems)
-        super().__init__("\n".join([head, *(f"  {text}" for _, text in problems)]))
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in problems)]))
 
 
 class NodeError(ServetuneError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from servetune.core.errors import FlagsError, SpecError
+from servetune.core.errors import FlagProblem, FlagsError, SpecError
 from servetune.core.study import StudySpec
 from servetune.settings._document import Node, read_document
 from servetune.settings._spaces import find_space
@@ -20,9 +20,9 @@ def placed(error: FlagsError, spec: StudySpec) -> SpecError:
     except SpecError:
         roots = []  # the files have gone since the study was stored
     lines = []
-    for flag, text in error.problems:
-        place = next((found for root in roots if (found := _place(root, flag))), "")
-        lines.append(f"{place}: {text}" if place else text)
+    for problem in error.problems:
+        place = next((found for root in roots if (found := _place(root, problem))), "")
+        lines.append(f"{place}: {problem}" if place else str(problem))
     return SpecError(lines[0] if len(lines) == 1 else "\n".join([error.head, *(f"  {line}" for line in lines)]))
 
 
@@ -41,13 +41,16 @@ def _documents(study: Path) -> Iterator[Node]:
         named, folder = space.entries.get("base"), path.parent
 
 
-def _place(root: Node, flag: str) -> str | None:
-    """A study's `fixed` and `baseline` before its space; within a space, adjustments before what they adjust."""
+def _place(root: Node, problem: FlagProblem) -> str | None:
+    """Its own section first, then a study's `fixed` and `baseline`, then its space.
+
+    Within a space adjustments come before what they adjust.
+    """
     spaces = [root, *([root.entries["search_space"]] if "search_space" in root.entries else [])]
-    sections = [root.entries[key] for key in ("fixed", "baseline") if key in root.entries]
+    sections = [root.entries[key] for key in (problem.section, "fixed", "baseline") if key in root.entries]
     sections += [space.entries[key] for space in spaces for key in _ADJUSTED if key in space.entries]
     for section in [*sections, *spaces[1:]]:
-        entry = section.entries.get(flag) or _within(section, flag)
+        entry = section.entries.get(problem.flag) or _within(section, problem.flag)
         if entry is not None:
             return entry.key_place or entry.place
     return None

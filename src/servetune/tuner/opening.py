@@ -68,5 +68,10 @@ def read_installation(spec: StudySpec, node: Node, engine: Engine, facts: NodeFa
     """
     if facts.simulated or not isinstance(node, OffersConversation) or not isinstance(engine, ReadsInstallation):
         return ()
+    return engine.read_installation(node.converse, facts, named_flags(spec))
+
+
+def named_flags(spec: StudySpec) -> Sequence[str]:
+    """Every flag that the study fixes, searches over or gives its baseline; no environment variables."""
     named = {*spec.space.fixed, *spec.baseline, *(f for p in spec.space.parameters for f in flags_of(p))}
-    return engine.read_installation(node.converse, facts, sorted(f for f in named if not f.startswith("env.")))
+    return sorted(f for f in named if not f.startswith("env."))

@@ -24,6 +24,7 @@ from servetune.engines.sglang.capabilities import (
     capabilities_of,
     read_capabilities,
     translate,
+    unchecked,
     violation_of,
     violations,
 )
@@ -131,6 +132,10 @@ class SglangEngine:
         """That another release answers for the node's version, in a sentence; empty where there is nothing to say."""
         capabilities = self.capabilities(facts)
         return () if capabilities is None else version_notes(capabilities)
+
+    def unchecked(self, flags: Iterable[str], facts: NodeFacts) -> Sequence[str]:
+        """What is to be said of flags while nobody knows the version; empty where it is known."""
+        return tuple(unchecked(flags)) if self.capabilities(facts) is None else ()
 
     def preflight(self, converse: Converse, facts: NodeFacts, described: bool = False) -> SglangPreflight:
         """See `core.preflight.OffersPreflight`. `described`: the facts are not those of the machine that answers."""

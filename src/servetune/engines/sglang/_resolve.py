@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from servetune.core.engine import Violation
-from servetune.core.errors import FlagsError
+from servetune.core.errors import FlagProblem, FlagsError
 from servetune.core.space import (
     BundleDomain,
     CategoricalDomain,
@@ -29,7 +29,7 @@ class _Resolution:
     capabilities: Capabilities
     judge: Judge
     notes: list[str] = field(default_factory=list)
-    problems: list[tuple[str, str]] = field(default_factory=list)  # (flag or parameter, sentence)
+    problems: list[FlagProblem] = field(default_factory=list)
     moved: dict[str, tuple[str, Callable[[Choice], Choice]]] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
 
@@ -71,13 +71,13 @@ def _check_overlap(parameters: Sequence[Parameter], fixed: Mapping[str, Value], 
                 before = [name for name, (new_name, _) in work.moved.items() if new_name == flag]
                 words = " and ".join(repr(name) for name in [*before, flag])
                 text = f"{words} set the same flag in this version, --{flag}; drop one of the two"
-                work.problems.append((before[0] if before else flag, text))
+                work.problems.append(FlagProblem(before[0] if before else flag, text))
 
 
 def _fixed(flags: Mapping[str, Value], work: _Resolution) -> dict[str, Value]:
     found, notes = translate(flags, work.capabilities)
     work.note(notes)
-    work.problems += [(violation.flags[0], f"fixed: {_said(violation)}") for violation in work.judge(found)]
+    work.problems += [FlagProblem(violation.flags[0], _said(violation), "fixed") for violation in work.judge(found)]
     for name in found:
         if _is_idle(name, work):
             work.note([f"fixed {name} has no effect: SGLang {work.capabilities.version} does not know it"])
@@ -110,7 +110,7 @@ def _parameter(parameter: Parameter, work: _Resolution) -> Parameter | None:
     work.note(notes)
     violations = [*work.judge(low), *work.judge(high)]
     if violations or len(low) != 1 or low.keys() != high.keys():
-        work.problems += [(name, _said(violation)) for violation in violations]
+        work.problems += [FlagProblem(name, _said(violation)) for violation in violations]
         return parameter
     (new_name,) = low
     if new_name != name:
@@ -132,7 +132,7 @@ def _categorical(parameter: Parameter, domain: CategoricalDomain, work: _Resolut
             kept.append((choice, flags))
     idle = any(_is_idle(flag, work) for flag in (name,))
     if not kept and not idle:
-        work.problems += [(name, _said(violation)) for violation in dropped]
+        work.problems += [FlagProblem(name, _said(violation)) for violation in dropped]
         return parameter
     if idle or (len(kept) < len(domain.choices) and all(not flags for _, flags in kept)):
         reason = _brief(dropped[0]) if dropped else f"SGLang {work.capabilities.version} does not know {name}"
@@ -197,7 +197,7 @@ def _bundle(parameter: Parameter, domain: BundleDomain, work: _Resolution) -> Pa
             work.note(notes)
             options[label] = {**absent, **flags}
     if not options:
-        work.problems += [(parameter.name, text) for text in dropped]
+        work.problems += [FlagProblem(parameter.name, text) for text in dropped]
         return parameter
     work.note(dropped)
     return parameter.model_copy(update={"domain": BundleDomain(options=_unlike(options, parameter.name, work))})

@@ -204,6 +204,19 @@ def releases_with(flag: str, choice: Value | None = None) -> str:
     return ", ".join(_span(first, last, table["versions"][-1]) for first, last in spans)
 
 
+def in_some_release(word: str) -> bool:
+    """Whether a table of any release has the flag, or an alias of that name."""
+    flags = _table()["flags"]
+    return word in flags or any(
+        word in (described or {}).get("aliases", ()) for changes in flags.values() for _, described in changes
+    )
+
+
+def newest() -> Capabilities:
+    """Of the newest release in the tables."""
+    return capabilities_of(_table()["versions"][-1])
+
+
 def _span(first: str, last: str, newest: str) -> str:
     if last == newest:
         return f"{first} and later" if first != newest else f"{first}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from servetune.core.engine import Violation
 from servetune.core.space import Assignment, Value
@@ -17,6 +17,8 @@ from servetune.engines.sglang._table import (
     Capabilities,
     FlagSpec,
     capabilities_of,
+    in_some_release,
+    newest,
     read_capabilities,
     releases_with,
     version_key,
@@ -31,6 +33,7 @@ __all__ = [
     "read_capabilities",
     "releases_with",
     "translate",
+    "unchecked",
     "unknown_flag",
     "version_key",
     "violation_of",
@@ -41,6 +44,7 @@ __all__ = [
 RESERVED = frozenset({"model-path", "host", "port"})
 
 _SOURCE = "server_args.py (flags of SGLang {version})"
+_SHOWN = 8
 _HUMAN_INT = re.compile(r"\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
 
 
@@ -94,6 +98,22 @@ def unknown_flag(name: str, value: Value, capabilities: Capabilities) -> Violati
     near = same or tuple(f"--{other}" for other in capabilities.nearest(name))
     text = f"SGLang {capabilities.version} has no flag --{name}{since}{advice}"
     return violation_of("unknown-flag", name, text, capabilities, near)
+
+
+def unchecked(names: Iterable[str]) -> Iterator[str]:
+    """Of flags named where nobody knows the version: that they are not checked, and which no release has."""
+    flags = [name for name in names if not name.startswith("env.")]
+    unknown = [name for name in flags if not in_some_release(name)]
+    named = sorted(flags, key=lambda name: name not in unknown)
+    if named:
+        shown = ", ".join(named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
+        yield (
+            f"{len(named)} flag{'s' if len(named) > 1 else ''} could not be checked ({shown}): the engine's version is "
+            "not known; add --engine-version, or name the version in the file (engine: {version: …})"
+        )
+    for name in unknown:
+        near = " or ".join(f"--{other}" for other in newest().nearest(name))
+        yield f"--{name} is in no table of SGLang's flags, of any release{f'; did you mean {near}?' if near else ''}"
 
 
 def _wrong_choice(flag: FlagSpec, word: str, capabilities: Capabilities) -> Violation:
