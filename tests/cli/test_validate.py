@@ -146,8 +146,10 @@ class TestOneCommand:
         small = judged(rtx, f"--tp-size 8 --json-model-override-args '{text}'")
         assert small["memory"]["weights_gib"] < 15
 
-    def test_no_arguments_at_all_are_a_command_too(self, rtx):
-        assert "runtime.more_ranks_than_gpus" not in rules_of(judged(rtx, ""))
+    def test_nothing_after_the_dashes_is_no_command(self, rtx, servetune):
+        study = servetune.write_study("s")
+        for stand_ins in (rtx, (study,)):
+            assert "no command follows `--`" in str(run(*stand_ins, "--", status=2).exception)
 
     def test_for_people(self, rtx):
         text = run(*rtx, "--", *shlex.split(f"{EP} --enable-torch-symm-mem --mem-fraction-static 0.8")).stdout
@@ -171,7 +173,7 @@ class TestOneCommand:
 
     @settings(max_examples=60, deadline=None)
     @given(
-        st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=9),
+        st.lists(st.sampled_from(WORDS) | st.text(max_size=6), min_size=1, max_size=9),
         st.sampled_from(["0.5.2", "0.5.9", "0.5.15", "0.5.23", "0.4.1", "1.0.0"]),
     )
     def test_whatever_is_written_is_judged(self, tmp_path_factory, words, version):
@@ -190,8 +192,9 @@ class TestBatch:
         found = [json.loads(line) for line in lines]
         assert [set(verdict) for verdict in found] == [KEYS] * 4
         assert [rules_of(verdict)[:1] for verdict in found[2:]] == [["unknown-flag"], ["runtime.more_ranks_than_gpus"]]
-        singly = [judged(rtx, shlex.join(command)) for command in commands]
-        assert found == singly
+        assert "runtime.more_ranks_than_gpus" not in rules_of(found[1])  # no arguments at all are a command here
+        singly = [judged(rtx, shlex.join(command)) for command in commands if command]
+        assert [verdict for verdict, command in zip(found, commands, strict=True) if command] == singly
 
     def test_from_standard_input(self, rtx):
         assert len(run(*rtx, "--batch", "-", stdin='["--tp-size", "8"]\n["--tp-size", "4"]').stdout.splitlines()) == 2
@@ -316,6 +319,38 @@ class TestWrongInput:
         line = file.read_text()[: file.read_text().index("baseline")].count("\n") + 1
         said = str(run(file, status=2).exception)
         assert f"typo.yaml:{line}:12: baseline: SGLang 0.5.9 has no flag --no-such" in said
+
+
+class TestAnInterpreterThatIsNotHere:
+    """A study of a GPU machine, checked on another one."""
+
+    @pytest.fixture
+    def study(self, tmp_path):
+        file = tmp_path / "s.yaml"
+        file.write_text(
+            "study: s\nengine: {name: sglang, model: /m, python: /nowhere/python3}\nnode: {name: local}\n"
+            "fixed: {tp-sise: 8}\nsearch_space: {parameters: {page-size: [1, 16]}}\n"
+        )
+        return file
+
+    def test_the_file_is_checked_without_it(self, study):
+        first, warning, *rest = run(study, "--sample", "5").stdout.splitlines()
+        assert first == f"{study}: valid"
+        assert warning.startswith("WARNING: engine.python '/nowhere/python3' cannot be run (no such program)")
+        assert "--node-facts FILE --model-config FILE --engine-version VERSION" in warning
+        assert any("--tp-sise is in no table" in line for line in rest)
+
+    def test_with_a_version_its_flags_are_checked(self, study):
+        said = str(run(study, "--engine-version", "0.5.9", status=2).exception)
+        assert f"{study}:4:9: fixed: SGLang 0.5.9 has no flag --tp-sise" in said
+
+    def test_a_command_is_judged_with_the_warning_beside_it(self, study):
+        done = run(study, "--engine-version", "0.5.9", "--json", "--", "--tp-size", "8")
+        assert done.stderr.startswith("WARNING: engine.python '/nowhere/python3' cannot be run")
+        json.loads(done.stdout)
+
+    def test_a_start_is_refused(self, study, servetune):
+        assert "engine.python '/nowhere/python3' cannot be run" in servetune("start", study, status=2).stderr
 
 
 class TestAnUnknownVersion:

@@ -31,6 +31,8 @@ class Asked:
     def setting(self) -> Setting:
         """Engine and facts. Raises SpecError."""
         against = setting(self.study, self.stand_ins)
+        for warning in against.warnings:
+            click.echo(f"WARNING: {warning}", err=True)
         check_version_known(against)
         for note in version_notes(against):
             click.echo(f"note: {note}", err=True)
@@ -38,8 +40,13 @@ class Asked:
 
 
 def validate_command(asked: Asked, arguments: list[str], as_json: bool) -> None:
-    """Judge one command and print the judgement."""
+    """Judge one command and print the judgement. Raises UsageError for none."""
     against = asked.setting()
+    if not arguments:
+        raise UsageError(
+            "no command follows `--`: write the engine's arguments after it, such as `-- --tp-size 8`"
+            + ("" if asked.study is None else f"; `servetune validate {asked.study}` without `--` checks the study")
+        )
     with _judge_of(against, asked) as judge:
         found = judge(arguments)
     if as_json:

@@ -110,6 +110,7 @@ def survey(
 def warnings(spec: StudySpec, against: Setting) -> Iterator[str]:
     """What is not checked, and what makes the counts say little about the node that the study would run on."""
     facts = against.facts
+    yield from against.warnings
     unchecked = getattr(against.engine, "unchecked", None)
     if unchecked is not None:
         yield from unchecked(named_flags(spec), facts)

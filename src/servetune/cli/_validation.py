@@ -9,11 +9,14 @@ from pathlib import Path
 
 from servetune import plugins
 from servetune.core.engine import Engine, EngineChoice
-from servetune.core.errors import FlagProblem, FlagsError, SpecError, UsageError
-from servetune.core.node import NodeFacts
+from servetune.core.errors import FlagProblem, FlagsError, InterpreterError, SpecError, UsageError
+from servetune.core.node import Node, NodeFacts
 from servetune.core.space import SearchSpace
 from servetune.core.study import StudySpec
 from servetune.settings import check_version, load_model_config, load_node_facts, load_study, placed
+
+#: How a study is checked on a machine that is not its node.
+AWAY = "; away from its node give --node-facts FILE --model-config FILE --engine-version VERSION"
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Setting:
     facts: NodeFacts
     spec: StudySpec | None = None
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,12 @@ def setting(study: Path | None, given: StandIns) -> Setting:
     if spec is None and (facts is None or config is None):
         missing = "--node-facts" if facts is None else "--model-config"
         raise UsageError(f"without a STUDY give both --node-facts and --model-config; {missing} is missing")
+    warnings: Sequence[str] = ()
     with ExitStack() as held:
         node = None
         if facts is None:
-            from servetune.tuner.opening import at_node, known_facts
-
             assert spec is not None
-            node = held.enter_context(at_node(spec))
-            facts = known_facts(spec, node)
+            node, facts, warnings = _asked(spec, held)
         update: dict[str, object] = {} if config is None else {"config_json": config}
         choice = _choice(spec, facts, version)
         if choice.version is not None:
@@ -70,7 +72,21 @@ def setting(study: Path | None, given: StandIns) -> Setting:
             engine.check_model_config(config)
         except SpecError as error:
             raise UsageError(f"{model_config}: {error}") from error
-    return Setting(engine, facts, spec, notes)
+    return Setting(engine, facts, spec, notes, warnings)
+
+
+def _asked(spec: StudySpec, held: ExitStack) -> tuple[Node | None, NodeFacts, Sequence[str]]:
+    """The study's node and its facts; no node to ask further, and a warning, where the engine's Python is not there."""
+    from servetune.tuner.opening import at_node, known_facts
+
+    try:
+        node = held.enter_context(at_node(spec))
+        return node, known_facts(spec, node), ()
+    except InterpreterError as error:
+        without = {**spec.node.settings, "engine_python": None}
+        spec = spec.model_copy(update={"node": spec.node.model_copy(update={"settings": without})})
+        facts = known_facts(spec, held.enter_context(at_node(spec)))
+        return None, facts, (f"{error}: the file is checked without it{AWAY}",)
 
 
 def check_version_known(against: Setting) -> None:

@@ -3,6 +3,7 @@
 ServetuneError
 ├── SpecError             the study, space or scenario file is wrong: fix the file            exit status 2
 │   ├── FlagsError        flags that the engine's version does not take                       exit status 2
+│   ├── InterpreterError  the engine's interpreter is not on the node, or cannot be run        exit status 2
 │   └── UsageError        the command line asks for something that cannot be: change it       exit status 2
 ├── NodeError
 │   ├── NodeUnreachableError   wait and try again                                            exit status 1
@@ -56,6 +57,10 @@ class FlagsError(SpecError):
     def __init__(self, head: str, problems: Sequence[FlagProblem]) -> None:
         self.head, self.problems = head, tuple(problems)
         super().__init__("\n".join([head, *(f"  {problem}" for problem in problems)]))
+
+
+class InterpreterError(SpecError):
+    """The engine's interpreter cannot be run: nothing is known of its installation."""
 
 
 class NodeError(ServetuneError):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servetune.core.errors import NodeUnusableError, SpecError
+from servetune.core.errors import InterpreterError, NodeUnusableError
 from servetune.nodes._checkup import spell_out
 from servetune.nodes._python import ASK_ENGINE, read_versions
 from servetune.nodes._shell import under
@@ -38,14 +38,14 @@ def place_of(link: Link) -> Place:
 
 
 def engine_versions(link: Link, settings: Settings) -> tuple[str | None, str | None]:
-    """(Python version, engine version) of the engine's interpreter. Raises SpecError when it cannot be run."""
+    """(Python version, engine version) of the engine's interpreter. Raises InterpreterError."""
     program = settings.engine_python
     if program is None:
         return None, None
     words = shlex.join([program, "-c", ASK_ENGINE, settings.engine_package])
     done = link.run(under(settings.activate, words))
     if done.code != 0:
-        raise SpecError(
+        raise InterpreterError(
             f"engine.python {program!r} cannot be run on {link.target.host} (status {done.code}: "
             f"{done.text.strip()[-300:]}); name the interpreter that has the engine, or set node.activate"
             f"{spell_out(program)}"

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from servetune.core.clock import WallClock
 from servetune.core.doctor import Finding, Purpose
-from servetune.core.errors import NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
+from servetune.core.errors import InterpreterError, NodeUnusableError, ProgramEndedError, ServetuneError, SpecError
 from servetune.core.node import LaunchSpec, NodeFacts, Text
 from servetune.core.space import Frozen
 from servetune.nodes import _local_doctor
@@ -75,7 +75,7 @@ class LocalNode:
     def facts(self) -> NodeFacts:
         """Facts about the machine, its GPUs (none without `nvidia-smi`) and the engine's interpreter.
 
-        Raises NodeUnusableError when `nvidia-smi` fails or hangs, SpecError when the interpreter cannot be run.
+        Raises NodeUnusableError when `nvidia-smi` fails or hangs, InterpreterError when the interpreter cannot be run.
         """
         python, engine = self._engine_versions()
         return NodeFacts(
@@ -157,7 +157,7 @@ class LocalNode:
             answer = run_command([program, "-c", ASK_ENGINE, self._settings.engine_package])
             if answer is None or answer.code != 0:
                 why = "no such program" if answer is None else f"status {answer.code}: {answer.text.strip()[-300:]}"
-                raise SpecError(
+                raise InterpreterError(
                     f"engine.python {program!r} cannot be run ({why}); name the interpreter that has the engine"
                 )
             self._engine = read_versions(answer.text)
