@@ -238,3 +238,153 @@ def test_the_first_rank_decides_whatever_the_others_say_of_it() -> None:
     )
     found = diagnosis(log.dies(serving=True))
     assert (found["class"], found["phase"], found["first_rank"]) == ("device_fault", "serving", "TP5")
+
+
+class Fragment(NamedTuple):
+    """What somebody pasted of a log, without its start; `decides` is part of the line that must decide."""
+
+    text: str
+    answer: tuple[str, str, str]
+    decides: str
+
+
+_SCHEDULER = f'  File "{SRT}/managers/scheduler.py", line 3034, in run_scheduler_process\n'
+_LOOP = f'{_SCHEDULER}    scheduler.event_loop_normal()\n  File "{SRT}/managers/scheduler.py", line 814, in event_loop_normal\n'
+_DIED = "[2026-03-04 11:00:09 DP1 TP3] Scheduler hit an exception: Traceback (most recent call last):\n"
+FRAGMENTS = {
+    "bare_line": Fragment(
+        "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`. num_reqs=2",
+        ("engine_bug", "serving", "infeasible"),
+        "alloc_req_slots",
+    ),
+    "bare_validation": Fragment(
+        "ValueError: TRTLLM MHA backend for prefill is only supported on Blackwell GPUs (SM100). Please use a different prefill backend.",
+        ("arch_unsupported", "validate", "infeasible"),
+        "TRTLLM MHA",
+    ),
+    "bare_capture": Fragment(
+        "Exception: Capture cuda graph failed: Could not run 'sgl_kernel::rmsnorm' with arguments from the 'CUDA' backend.",
+        ("host_env", "graph_capture", "stop"),
+        "Could not run",
+    ),
+    "bare_custom_all_reduce": Fragment(
+        "RuntimeError: Runtime check failed at /src/sgl_kernel/distributed/custom_all_reduce.cuh:37: CUDA error: invalid argument\n"
+        "Exception: Capture cuda graph failed",
+        ("graph_capture", "graph_capture", "infeasible"),
+        "custom_all_reduce.cuh:37",
+    ),
+    "head_of_traceback_lost": Fragment(
+        f'  File "{SRT}/managers/scheduler.py", line 1105, in event_loop_normal\n    self.self_check_during_idle()\n'
+        f'  File "{SRT}/utils/common.py", line 3774, in raise_error_or_warn\n    raise ValueError(message)\n'
+        "ValueError: token_to_kv_pool_allocator memory leak detected! full_available_size=6016\n\n"
+        "./run.sh: line 24: 3557732 Killed                  python -m sglang.launch_server $ARGS",
+        ("engine_bug", "serving", "infeasible"),
+        "memory leak detected",
+    ),
+    "event_loop_without_a_start": Fragment(
+        f"{_DIED}{_LOOP}    result = self.run_batch(batch)\nRuntimeError: CUDA error: an illegal memory access was encountered",
+        ("device_fault", "serving", "retry"),
+        "illegal memory access",
+    ),
+    "end_of_traceback_lost": Fragment(
+        "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1500: indexSelectSmallIndex: block: [32,0,0], thread: [63,0,0] "
+        f"Assertion `srcIndex < srcSelectDimSize` failed.\n{_DIED}{_LOOP}    result = self.run_batch(",
+        ("device_fault", "serving", "retry"),
+        "srcSelectDimSize",
+    ),
+    "before_the_weights": Fragment(
+        f"{_DIED}{_SCHEDULER}    faulthandler.enable()\nOSError: [Errno 12] Cannot allocate memory",
+        ("host_env", "load", "retry"),
+        "Errno 12",
+    ),
+    "viewer_of_a_cloud": Fragment(
+        "".join(
+            f"ERROR 2026-02-18T14:43:05.8214{number:02d}064Z [severity: ERROR] {line.strip()}\n"
+            for number, line in enumerate(
+                f"{_DIED}{_LOOP}result = self.run_batch(batch)\n"
+                "RuntimeError: The size of tensor a (163840) must match the size of tensor b (163842) at dimension 1".split(
+                    "\n"
+                )
+            )
+        ),
+        ("engine_bug", "serving", "infeasible"),
+        "size of tensor a",
+    ),
+    "compiler_behind_the_import": Fragment(
+        "[2026-03-04 11:00:08 TP6] Ignore import error when loading sglang.srt.models.deepseek_v2. Command '['/usr/bin/gcc', "
+        "'/tmp/t/main.c', '-lcuda']' returned non-zero exit status 1.\n"
+        f"{_DIED}{_SCHEDULER}    scheduler = Scheduler(\n"
+        "ValueError: Model architectures ['DeepseekV3ForCausalLM'] are not supported for now. Supported architectures: dict_keys([])",
+        ("jit_autotune", "load", "stop"),
+        "Ignore import error",
+    ),
+    "draft_and_grammar": Fragment(
+        f"{_DIED}{_LOOP}    vocab_mask = generate_token_bitmask(\nValueError: Tokens not accepted: 151551",
+        ("engine_bug", "serving", "infeasible"),
+        "Tokens not accepted",
+    ),
+    "attention_workspace": Fragment(
+        f"{_DIED}{_LOOP}    result = self.run_batch(batch)\nRuntimeError: Failed to allocate memory for batch_prefill_tmp_v with "
+        "size 435814400 and alignment 16 in AlignedAllocator",
+        ("oom_runtime", "serving", "infeasible"),
+        "AlignedAllocator",
+    ),
+    "config_of_another_model": Fragment(
+        f'{_DIED}  File "{SRT}/configs/model_config.py", line 93, in __init__\n    self.hf_text_config.hidden_size //\n'
+        "AttributeError: 'InternVLChatConfig' object has no attribute 'hidden_size'",
+        ("model_artifact", "validate", "stop"),
+        "InternVLChatConfig",
+    ),
+    "name_of_a_weight": Fragment(
+        f'{_DIED}  File "{SRT}/model_executor/model_runner.py", line 361, in load_model\n    self.model = get_model(\n'
+        "KeyError: 'model.layers.13.mlp.experts.w2_weight_scale'",
+        ("model_artifact", "load", "infeasible"),
+        "w2_weight_scale",
+    ),
+    "advice_alone": Fragment(
+        "    self._waitpid_lock = threading.Lock()\n\nPiecewise CUDA Graph is enabled by default as an experimental feature.\n"
+        "To work around this error, add --disable-piecewise-cuda-graph to your launch command.",
+        ("graph_capture", "graph_capture", "infeasible"),
+        "--disable-piecewise-cuda-graph",
+    ),
+    "no_room_at_all": Fragment(
+        "[2026-03-04 11:00:08 DP0 TP0] Load weight end. type=DeepseekV3ForCausalLM, dtype=torch.bfloat16, avail mem=21.73 GB, mem usage=166.59 GB.\n"
+        + "[2026-03-04 11:00:09 DP0 TP0] max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled value instead.\n"
+        * 9
+        + "[2026-03-04 11:",
+        ("kv_budget", "kv_alloc", "infeasible"),
+        "profiled value -561981",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_pasted_fragment(name: str) -> None:
+    fragment = FRAGMENTS[name]
+    reader = SglangLogReader({})
+    reader.feed(fragment.text.encode())
+    failure = reader.diagnose(None)
+    assert (failure.slug, failure.phase.value, failure.verdict.value) == fragment.answer
+    assert fragment.decides in failure.evidence[0].text
+
+
+def test_out_of_memory_without_a_place_is_not_judged() -> None:
+    """Its phase decides about the direction of the memory fraction, and one line does not tell the phase."""
+    reader = SglangLogReader({})
+    reader.feed(
+        b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 226.00 MiB. GPU 0 has a total capacity of 15.58 GiB"
+    )
+    assert reader.diagnose(None).slug == "unknown"
+
+
+def test_an_error_of_one_request_in_a_fragment_is_survived() -> None:
+    """Batches behind it show that the server lives; without a start nothing says that it is healthy, either."""
+    log = Log().serve(2)
+    log.raises(
+        "", ("entrypoints/http_server.py:handle> await respond()",), "ValueError: Tokens not accepted: 1", header=""
+    ).serve(2)
+    reader = SglangLogReader({})
+    reader.feed("\n".join(log.lines).encode())
+    failure = reader.diagnose(None)
+    assert failure.slug == "unknown"
+    assert "without an error" in failure.message

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from servetune.core.failure import Phase
 from servetune.engines.sglang._failure_phase import phase_of
-from servetune.engines.sglang._failure_table import Entry, entries
+from servetune.engines.sglang._failure_table import Entry, entries, entry
 from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_fragment import is_fragment, is_served
 from servetune.engines.sglang._log_run import Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
 from servetune.engines.sglang._repair_numbers import numbers_of
@@ -62,9 +63,11 @@ def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
 
 def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
     raised = trace.raised
-    if not raised or _CONSEQUENCE.match(raised[-1].text) or _survived_trace(trace, run):
+    if not raised:
+        return _cut_off(trace, run)
+    if _CONSEQUENCE.match(raised[-1].text) or _survived_trace(trace, run):
         return None
-    phase = phase_of(trace, run.progress.ready)
+    phase = phase_of(trace, is_fragment(run), is_served(run))
     matches = []
     for one in raised:
         found = _match(one, phase, run, flags)
@@ -77,13 +80,25 @@ def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
     return _of_raised(one, found_entry, match, trace, phase)
 
 
+def _cut_off(trace: Trace, run: Run) -> Cause | None:
+    """A traceback that the end of the log cuts before its exception: a kernel's assertion above it says enough."""
+    if not trace.fatal or _survived_trace(trace, run):
+        return None
+    for number, text, rank in reversed(run.explaining.get("assertion_line", ())):
+        if number < trace.line:
+            stack, found = "\n".join(one.stack for one in trace.chain), entry("device_assert")
+            phase = phase_of(trace, is_fragment(run), is_served(run))
+            return Cause(found, number, text, text, stack, {}, trace.stamp_s, rank or trace.rank, phase, trace=trace)
+    return None
+
+
 def _match(one: Raised, phase: Phase, run: Run, flags: LaunchFlags) -> tuple[Entry, re.Match[str]] | None:
     text, stack = one.text, one.stack
     for candidate in entries("exception"):
         signature = candidate.signature
         if signature.phases and phase not in signature.phases:
             continue
-        if signature.when and not _holds(signature.when, text, run, flags):
+        if signature.when and not _holds(signature.when, text, stack, run, flags):
             continue
         match = signature.matches(text, stack)
         if match:
@@ -91,8 +106,10 @@ def _match(one: Raised, phase: Phase, run: Run, flags: LaunchFlags) -> tuple[Ent
     return None
 
 
-def _holds(condition: str, text: str, run: Run, flags: LaunchFlags) -> bool:
+def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) -> bool:
     numbers = numbers_of(run, flags, text, {})
+    if condition == "placed":
+        return bool(stack) or not is_fragment(run)
     if condition == "occupied":
         return numbers.occupied is not None
     if condition == "drafted":
@@ -140,8 +157,22 @@ def _event_cause(event: Event, run: Run) -> Cause:
         groups=match.groupdict() if match else {},
         stamp_s=event.stamp_s,
         rank=event.rank,
-        phase=signature.phase or (Phase.VALIDATE if event.phase is Phase.PARSE else event.phase),
+        phase=signature.phase or _event_phase(event, run),
     )
+
+
+#: Of these a fragment shows what happened under load, unless it says otherwise.
+_UNDER_LOAD = ("device_fault", "hang", "wrong_output", "comm_runtime")
+
+
+def _event_phase(event: Event, run: Run) -> Phase:
+    if event.phase not in (Phase.PARSE, Phase.VALIDATE):
+        return event.phase
+    if event.entry.owner.slug == "cli_parse" or not is_fragment(run):
+        return Phase.VALIDATE
+    if is_served(run) or event.entry.owner.slug in _UNDER_LOAD:
+        return Phase.SERVING
+    return Phase.LOAD if event.entry.signature.name == "killed" else Phase.VALIDATE
 
 
 def _survived_trace(trace: Trace, run: Run) -> bool:
@@ -155,6 +186,8 @@ def _survived_trace(trace: Trace, run: Run) -> bool:
         return False
     if trace.ready:
         return run.last_death <= trace.line
+    if is_fragment(run) and max(run.last_decode_line, run.last_answer_line) > trace.line >= run.last_death:
+        return True
     in_child = "multiprocessing/process.py" in (trace.chain[-1].first_frame if trace.chain else "")
     return progress.markers > trace.progress and not in_child
 

@@ -8,7 +8,7 @@ from servetune.core.failure import Phase
 from servetune.engines.sglang._log_tracebacks import Trace
 
 _EVENT_LOOP = re.compile(
-    r":(?:event_loop_\w+|run_event_loop|run_batch|forward_batch_generation|forward_thread_func_?|forward_step|exposed_step)\b|process_batch_result"
+    r":(?:event_loop_\w+|(?:run|dispatch)_event_loop|run_batch|forward_batch_generation|forward_thread_func_?|forward_step|exposed_step)\b|process_batch_result"
 )
 _WARMUP_CHECK = re.compile(r"_execute_server_warmup|server_warmup")
 #: Innermost frame that matches any of these decides.
@@ -36,14 +36,21 @@ _FRAMES: tuple[tuple[re.Pattern[str], Phase], ...] = (
         Phase.LOAD,
     ),
 )
+#: The scheduler's process is started when the arguments have been accepted.
+_IN_SCHEDULER = re.compile(r":run_scheduler_process\b")
+_WORDS: tuple[tuple[re.Pattern[str], Phase], ...] = (
+    (re.compile(r"[Cc]apture (?:cuda|CUDA|cpu) graph failed"), Phase.GRAPH_CAPTURE),
+    (re.compile(r"alloc_req_slots|[Tt]ry to lower your batch size|memory leak detected"), Phase.SERVING),
+    (re.compile(r"out of memory"), Phase.LOAD),
+)
 _VALIDATION = re.compile(
     r"server_args\.py|arg_groups/|:prepare_server_args|:check_server_args|configs/model_config|_set_envs_and_config"
     r"|:resolve_once|_compute_parallelism_ranks"
 )
 
 
-def phase_of(trace: Trace, became_ready: bool) -> Phase:
-    """Phase of a traceback. `became_ready`: the log has a ready line somewhere."""
+def phase_of(trace: Trace, fragment: bool = False, served: bool = False) -> Phase:
+    """Phase of a traceback. `fragment`: the log has no start, so its place says nothing; `served`: it has batches."""
     position = Phase(trace.phase)
     chain = trace.chain
     stacks = [one.stack for one in chain if one.stack]
@@ -51,15 +58,25 @@ def phase_of(trace: Trace, became_ready: bool) -> Phase:
     if _WARMUP_CHECK.search(whole):
         return Phase.WARMUP
     if _EVENT_LOOP.search(whole):
-        return Phase.SERVING if trace.ready else Phase.WARMUP
+        return Phase.SERVING if trace.ready or fragment else Phase.WARMUP
     if trace.ready:
         return Phase.SERVING
     found = _innermost(stacks[0] if stacks else "") or _innermost(whole)
     if found is not None:
         return found
-    if _VALIDATION.search(whole) or (position in (Phase.PARSE, Phase.VALIDATE)):
+    if _VALIDATION.search(whole):
         return Phase.VALIDATE
-    return position
+    if position not in (Phase.PARSE, Phase.VALIDATE):
+        return position
+    return _of_fragment(chain[-1].text if chain else "", whole, served) if fragment else Phase.VALIDATE
+
+
+def _of_fragment(text: str, stack: str, served: bool) -> Phase:
+    """The phase that an exception's own words name, or that the rest of a log without a start suggests."""
+    told = next((phase for pattern, phase in _WORDS if pattern.search(text)), None)
+    if told is not None or served:
+        return told or Phase.SERVING
+    return Phase.LOAD if _IN_SCHEDULER.search(stack) else Phase.VALIDATE
 
 
 def _innermost(stack: str) -> Phase | None:

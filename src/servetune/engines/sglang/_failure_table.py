@@ -59,7 +59,7 @@ class Signature(Frozen):
     phases: tuple[Phase, ...] = ()
     phase: Phase | None = None
     order: int = 50
-    when: Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool"] = ""
+    when: Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed"] = ""
     check: Literal["", "slower", "less_accurate", "expected_missing"] = ""
     explained_by: str = ""
     all_ranks: bool = False

@@ -40,7 +40,8 @@ _CONTAINER = (
     ),  # Kubernetes, CRI, docker -t
     re.compile(r"^[A-Za-z][\w.\-]{0,60} *\| ?"),  # docker compose
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(?:\[\d+\])?: "),  # journald, syslog
-    re.compile(r"^\((?:[\w.]+ )?pid=\d+(?:, ip=[^)]+)?\) ?"),  # Ray
+    re.compile(r"^ ?\((?:[\w.]+ )?pid=\d+(?:, ip=[^)]+)?\) ?"),  # Ray
+    re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\dT[\d:.]+Z \[severity: [A-Z]+\] ?"),  # a cloud's log viewer
     re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|[\w.]{1,80}(?:Error|Exception)\b|usage: |$)"),  # srun --label
     re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\t"),  # exports with tabs
 )

@@ -140,6 +140,8 @@ TELLING = (
     b"[--",
     b"version",
     b"retract",
+    b"profiled value -",
+    b"add --disable-piecewise-cuda-graph",
     b"disab",
     b"reduced",
     b"capped",

@@ -16,6 +16,7 @@ from servetune.core.space import Assignment
 from servetune.engines.sglang import _failure_report, _log_args, _log_phases, failures
 from servetune.engines.sglang._log_blocks import BlockReader
 from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_fragment import MAX_BYTES, completed, is_fragment
 from servetune.engines.sglang._log_lines import LineCleaner, LineSplitter
 from servetune.engines.sglang._log_lives import Lives
 from servetune.engines.sglang._log_repeats import Loop, period_at, settled
@@ -44,10 +45,13 @@ class SglangLogReader:
         self._last_raw = b""
         self._finished: tuple[int, Run] | None = None
         self._fed_bytes = 0
+        self._head = bytearray()  # all of it, as long as the log may be a fragment
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; they may be cut anywhere. They are read together, or when somebody asks."""
         self._fed_bytes += len(chunk)
+        if len(self._head) <= MAX_BYTES:
+            self._head += chunk[: MAX_BYTES + 1 - len(self._head)]
         view = memoryview(chunk)
         for start in range(0, len(chunk), _PIECE):
             self._waiting += view[start : start + _PIECE]
@@ -184,7 +188,12 @@ class SglangLogReader:
         A healthy log gives slug `none`; one that explains nothing gives `unknown` with the best evidence.
         """
         run = self._closed()
-        return failures.diagnose(run, self._assignment, exit, hint)
+        failure = failures.diagnose(run, self._assignment, exit, hint)
+        if self._fed_bytes > MAX_BYTES or not is_fragment(run):
+            return failure
+        whole = completed(bytes(self._head))
+        better = failures.diagnose(whole, self._assignment, exit, hint) if whole else failure
+        return failure if better.slug in ("unknown", "none") and failure.slug != "unknown" else better
 
     def report(self, failure: Failure) -> dict[str, Any]:
         """A diagnosis of this log as `servetune diagnose --json` prints it."""
