@@ -153,7 +153,7 @@ def _memory(log: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
 
 
 def _level(measured: Measurement) -> LevelRow:
-    told = measured.model_dump(exclude={"details"})
+    told = measured.model_dump(exclude={"details", "invalid_because"})
     details = {name: value for name, value in measured.details.items() if not name.endswith(_INTERVALS)}
     return LevelRow(**told, details=details)
 
