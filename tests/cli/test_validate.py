@@ -321,6 +321,20 @@ class TestWrongInput:
         assert f"typo.yaml:{line}:12: baseline: SGLang 0.5.9 has no flag --no-such" in said
 
 
+class TestAStudyByItsName:
+    def test_one_that_was_started_is_checked(self, servetune):
+        servetune("start", servetune.write_study("started", trials=1))
+        assert servetune("validate", "started", "--sample", "5").stdout.startswith("started: valid\n")
+        assert json.loads(servetune("validate", "started", "--json", "--", "--tp-size", "8").stdout)["verdict"] == "ok"
+        err = servetune("validate", "startde", status=2).stderr
+        assert "'startde' is no file" in err
+        assert "started" in err
+
+    def test_without_a_database_both_kinds_are_named(self, servetune):
+        err = servetune("validate", "started", status=2).stderr
+        assert "'started' is no file, and no study that was started: " in err
+
+
 class TestAnInterpreterThatIsNotHere:
     """A study of a GPU machine, checked on another one."""
 

@@ -70,6 +70,10 @@ def test_a_studys_space_is_asked_about_over_the_nodes_own_connection(tmp_path):
         }
         (tmp_path / "s.yaml").write_text(yaml.safe_dump(study))
         done = CliRunner().invoke(cli, ["validate", str(tmp_path / "s.yaml"), "--preflight", "--json", "--sample", "9"])
+        study["engine"]["python"] = "/nowhere/python3"
+        (tmp_path / "without.yaml").write_text(yaml.safe_dump(study))
+        without = CliRunner().invoke(cli, ["validate", str(tmp_path / "without.yaml"), "--json", "--sample", "9"])
+    assert "engine.python '/nowhere/python3' cannot be run" in json.loads(without.stdout)["warnings"][0]
     found = json.loads(done.stdout)
     assert found["layers"]["preflight"] == found["refused"] > 0
     assert list(found["rejected"]) == ["preflight preflight.check: page_size 48 is good for nothing"]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from servetune.core.errors import UsageError
+
 if TYPE_CHECKING:  # both take longer to import than a quick command takes to run
     from rich.console import Console
 
+    from servetune.core.study import StudySpec
     from servetune.storage import StudyStore
 
 DEFAULT_STORAGE = "sqlite:///studies/studies.db"
@@ -40,6 +44,20 @@ def open_store(url: str) -> StudyStore:
     from servetune.storage import StudyStore
 
     return StudyStore.open(url, create=False)
+
+
+def named_study(study: str, storage: str) -> StudySpec:
+    """That of a file, or the one of that name in the database. Raises SpecError."""
+    from servetune.settings import load_study
+
+    path = Path(study)
+    if path.suffix in (".yaml", ".yml") or path.is_file() or os.sep in study:
+        return load_study(path)
+    try:
+        with open_store(storage) as store:
+            return store.study(study).spec
+    except UsageError as error:
+        raise UsageError(f"{study!r} is no file, and no study that was started: {error}") from error
 
 
 def console() -> Console:

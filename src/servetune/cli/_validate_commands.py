@@ -16,6 +16,7 @@ import click
 from servetune.cli._validation import Setting, StandIns, check_version_known, setting, version_notes
 from servetune.core.errors import UsageError
 from servetune.core.judgement import Judgement
+from servetune.core.study import StudySpec
 from servetune.settings import load_commands, read_commands
 
 
@@ -23,7 +24,7 @@ from servetune.settings import load_commands, read_commands
 class Asked:
     """What commands are judged against, and whether an installed engine is asked, too."""
 
-    study: Path | None
+    study: StudySpec | None
     stand_ins: StandIns
     preflight: bool = False
     engine_python: str | None = None
@@ -45,7 +46,7 @@ def validate_command(asked: Asked, arguments: list[str], as_json: bool) -> None:
     if not arguments:
         raise UsageError(
             "no command follows `--`: write the engine's arguments after it, such as `-- --tp-size 8`"
-            + ("" if asked.study is None else f"; `servetune validate {asked.study}` without `--` checks the study")
+            + ("" if asked.study is None else "; without `--` the study is checked")
         )
     with _judge_of(against, asked) as judge:
         found = judge(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,9 +27,9 @@ LAYERS = ("capability", "rule", "runtime", "memory")
 MOST_ASKED = 300
 
 
-def validate_study(study: Path, sample: int, as_json: bool, asked: Asked) -> None:
+def validate_study(study: str, sample: int, as_json: bool, asked: Asked) -> None:
     """Print what the study would do; raises SpecError for whatever is wrong with it."""
-    against = setting(study, asked.stand_ins)
+    against = setting(asked.study, asked.stand_ins)
     assert against.spec is not None
     if asked.preflight:
         from servetune.cli._validate_preflight import engine_word

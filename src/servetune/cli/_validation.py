@@ -13,7 +13,7 @@ from servetune.core.errors import FlagProblem, FlagsError, InterpreterError, Spe
 from servetune.core.node import Node, NodeFacts
 from servetune.core.space import SearchSpace
 from servetune.core.study import StudySpec
-from servetune.settings import check_version, load_model_config, load_node_facts, load_study, placed
+from servetune.settings import check_version, load_model_config, load_node_facts, placed
 
 #: How a study is checked on a machine that is not its node.
 AWAY = "; away from its node give --node-facts FILE --model-config FILE --engine-version VERSION"
@@ -39,10 +39,9 @@ class StandIns:
     engine_version: str | None = None
 
 
-def setting(study: Path | None, given: StandIns) -> Setting:
+def setting(spec: StudySpec | None, given: StandIns) -> Setting:
     """Read what is given; what stands in for something wins over the study. Raises SpecError."""
     node_facts, model_config, engine_version = given.node_facts, given.model_config, given.engine_version
-    spec = None if study is None else load_study(study)
     facts = None if node_facts is None else load_node_facts(node_facts)
     config = None if model_config is None else load_model_config(model_config)
     version = None if engine_version is None else check_version(engine_version, "--engine-version")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from servetune.cli._options import json_option
+from servetune.cli._options import json_option, named_study, storage_option
 from servetune.cli._validation import StandIns
 from servetune.core.errors import UsageError
 
@@ -35,7 +35,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=_WithArguments, epilog=EXAMPLE, options_metavar="[OPTIONS]")
-@click.argument("study", required=False, metavar="[STUDY] [-- ARGUMENTS…]", type=_FILE)
+@click.argument("study", required=False, metavar="[STUDY] [-- ARGUMENTS…]")
 @click.option("--batch", metavar="FILE|-", help="Judge many: a JSON list of arguments on each line.")
 @click.option("--node-facts", type=_FILE, metavar="FILE", help="Stands in for the node (YAML or JSON).")
 @click.option("--model-config", type=_FILE, metavar="FILE", help="Stands in for the model: its config.json.")
@@ -47,11 +47,12 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--sample", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Of a study's space."
 )
+@storage_option
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context,
-    study: Path | None,
+    study: str | None,
     batch: str | None,
     node_facts: Path | None,
     model_config: Path | None,
@@ -59,13 +60,15 @@ def command(
     preflight: bool,
     engine_python: str | None,
     sample: int,
+    storage: str,
     as_json: bool,
 ) -> None:
     """Say in milliseconds what cannot work, and why. Nothing is started.
 
-    STUDY alone: check the file, and count over a sample of its space what each layer of checks refuses. ARGUMENTS after
-    `--`, or those on each line of a --batch file: judge commands as they are written, with what the engine makes of
-    them. STUDY may be left out there when node facts and a model's config are given.
+    STUDY (a study file, or the name of a study that was started) alone: check it, and count over a sample of its
+    space what each layer of checks refuses. ARGUMENTS after `--`, or those on each line of a --batch file: judge
+    commands as they are written, with what the engine makes of them. STUDY may be left out there when node facts and
+    a model's config are given.
     """
     arguments: list[str] | None = ctx.meta.get(_SEPARATOR)
     if arguments is not None and batch is not None:
@@ -78,11 +81,13 @@ def command(
             raise UsageError("name a STUDY file, or give arguments after --, or --batch FILE")
         from servetune.cli._validate_study import validate_study
 
-        validate_study(study, sample, as_json, Asked(study, stand_ins, preflight, engine_python))
+        asked = Asked(named_study(study, storage), stand_ins, preflight, engine_python)
+        validate_study(study, sample, as_json, asked)
         return
     from servetune.cli._validate_commands import validate_batch, validate_command
 
-    asked = Asked(study, stand_ins, preflight, engine_python)
+    spec = None if study is None else named_study(study, storage)
+    asked = Asked(spec, stand_ins, preflight, engine_python)
     if arguments is not None:
         validate_command(asked, arguments, as_json)
     else:
