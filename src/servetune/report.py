@@ -337,7 +337,8 @@ def provenance(
     """Header of an export: study, trial, node, engine version, date, and the measured table against the baseline."""
     base = next(iter(baselines(records)), None)
     facts = run.facts
-    lines = [f"servetune {__version__}: study {stored.name}, trial {record.number}, {sets(stored, record)}"]
+    lines = [f"WARNING: this command failed: {failed}"] if (failed := how_it_failed(record)) else []
+    lines += [f"servetune {__version__}: study {stored.name}, trial {record.number}, {sets(stored, record)}"]
     lines += [SIMULATED] if facts.simulated else []
     lines += [
         f"node: {_node(facts)}",
@@ -349,6 +350,12 @@ def provenance(
         *_table(record, base),
     ]
     return tuple(lines)
+
+
+def how_it_failed(record: TrialRecord) -> str:
+    """`CLASS in PHASE: message` on one line; empty when the last launch did not fail."""
+    failure = record.failure
+    return "" if failure is None else f"{failure.slug} in {failure.phase.value}: {' '.join(failure.message.split())}"
 
 
 def _node(facts: NodeFacts) -> str:

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from servetune.report import how_it_failed
+from servetune.storage import StudyStore
+
 SAYS = "moe-a2a-backend deepep with tp-size 8 cannot work"
 
 
@@ -37,11 +40,38 @@ def test_a_trial_is_diagnosed_by_its_number(taught):
     log.with_name("elsewhere").rename(log)
 
 
+def test_the_export_of_a_failed_trial_warns_in_the_script_and_once_beside_it(taught):
+    done = taught("export", "first", "--trial", 1)
+    (warning,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
+    assert warning.startswith("# WARNING: this command failed: comm_init in load: ")
+    assert done.stderr == f"warning: {warning.removeprefix('# WARNING: ')}\n"
+    whole = taught("export", "first", "--trial", 0)
+    assert "WARNING" not in whole.stdout
+    assert whole.stderr == ""
+
+
+def test_a_message_with_line_breaks_stays_in_the_comment(taught):
+    with StudyStore.open(f"sqlite:///{taught.folder}/studies/studies.db") as store:
+        record = store.trials("first")[1]
+    failure = record.failure.model_copy(update={"message": "one\nrm x\r\u2028two\x85three"})
+    run = record.runs[-1].model_copy(update={"failure": failure})
+    told = how_it_failed(record.model_copy(update={"runs": (run,)}))
+    assert told == "comm_init in load: one rm x two three"
+
+
+@pytest.mark.parametrize("name", ["export", "import"])
+def test_each_part_has_an_example_and_a_whole_summary(servetune, name):
+    assert f"servetune knowledge {name} kimi.json" in servetune("knowledge", name, "--help").stdout
+    assert "..." not in servetune("knowledge", "--help").stdout.partition("Commands:")[2].partition("Example")[0]
+
+
 def test_knowledge_is_passed_on_and_spares_the_next_study_the_crash(taught):
     file = taught.folder / "first.json"
     assert "1 learned constraints written" in taught("knowledge", "export", file, "--study", "first").stdout
     other = f"sqlite:///{taught.folder}/other/studies.db"
     assert "1 learned constraints imported" in taught("knowledge", "import", file, "--storage", other).stdout
+    assert taught("status", "--storage", other).stdout.startswith("no studies yet in ")
+    assert taught("status", "--storage", other, "--json").stdout == "[]\n"
     assert taught("knowledge", "export", "--storage", other).stdout.strip() == file.read_text().strip()
     taught.write_crashing_study("second", f"storage: {other}\n")
     out = taught("start", taught.folder / "second.yaml").stdout

@@ -1,12 +1,15 @@
 """`servetune simulate`: whole studies in virtual time, in the words that a judge reads."""
 
+import importlib
 import itertools
 import json
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from servetune.cli import COMMANDS
 from servetune.cli._virtual_study import simulate
 from servetune.core.study import NamedChoice
 from servetune.simulation import scenario as scenarios
@@ -58,6 +61,19 @@ def test_a_person_reads_a_line_for_each_study_that_says_that_it_is_simulated(ser
 )
 def test_wrong_words_are_told_apart(servetune, words, told):
     assert told in servetune("simulate", *words, status=2).stderr
+
+
+def test_a_study_file_is_no_scenario_and_said_so_in_one_sentence(servetune):
+    told = servetune("simulate", SHIPPED.parents[3] / "studies" / "quickstart.yaml", status=2).stderr
+    assert told.count("\n") == 1
+    assert "quickstart.yaml is a study file, not a scenario; " in told
+    assert "add --space " in told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_description(name):
+    options = importlib.import_module(f"servetune.cli.{name}").command.params
+    assert all(option.help for option in options if isinstance(option, click.Option))
 
 
 def test_no_strategy_knows_what_nobody_has_launched(tmp_path):

@@ -70,7 +70,13 @@ class Length(click.ParamType[tuple[int, int]]):
 @click.option("--concurrency", type=Numbers(), default="1,10,256,1024", show_default=True, help="Levels to hold.")
 @click.option("--input-tokens", type=Length(), default="512", show_default=True, help="256-512: evenly between both.")
 @click.option("--output-tokens", type=Length(), default="256", show_default=True, help="256-512: evenly between both.")
-@click.option("--api", type=click.Choice(["sglang", "openai"]), default="sglang", show_default=True)
+@click.option(
+    "--api",
+    type=click.Choice(["sglang", "openai"]),
+    default="sglang",
+    show_default=True,
+    help="What is asked: /generate or /v1/completions.",
+)
 @click.option("--rate", help="Open loop: poisson:20 (requests per second), or trace. Concurrency is then the most.")
 @click.option("--trace", help="JSONL file of lengths {input, output} and, for --rate trace, times {arrival}.")
 @click.option(

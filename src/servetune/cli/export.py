@@ -14,7 +14,7 @@ from servetune.cli._options import open_store, storage_option
 from servetune.core.errors import SpecError, UsageError
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
-from servetune.report import provenance
+from servetune.report import how_it_failed, provenance
 from servetune.tuner.confirm import winner
 from servetune.tuner.front import PICKS, Pick
 from servetune.tuner.front import pick as picked
@@ -65,6 +65,8 @@ def command(study: str, format_: str, trial: int | None, pick: Pick | None, outp
     if record is None:
         raise UsageError(f"study {study!r} has no complete trial yet; `servetune status {study}` shows where it is")
     run = _measured_run(study, record)
+    if failed := how_it_failed(record):
+        click.echo(f"warning: this command failed: {failed}", err=True)
     text = exporter.render(run.launch, provenance(stored, records, record, run))
     _write(text, output, executable=format_ == "shell")
 

@@ -25,6 +25,20 @@ FORMAT = "servetune-knowledge"
 VERSION = 1
 
 
+EXPORT_EXAMPLE = """
+\b
+Example:
+  servetune knowledge export kimi.json --study kimi
+  servetune knowledge export --withdrawn | less
+"""
+IMPORT_EXAMPLE = """
+\b
+Example:
+  servetune knowledge import kimi.json
+  servetune knowledge import kimi.json --storage sqlite:///elsewhere/studies.db
+"""
+
+
 @click.group(epilog=EXAMPLE)
 def command() -> None:
     """Pass on what crashes taught: combinations of flags that cannot work, where, and how sure that is.
@@ -33,7 +47,7 @@ def command() -> None:
     """
 
 
-@command.command("export")
+@command.command("export", epilog=EXPORT_EXAMPLE, short_help="Write what was learned to a file.")
 @click.argument("file", default="-", metavar="[FILE|-]")
 @click.option("--study", help="Only what this study taught.")
 @click.option("--withdrawn", is_flag=True, help="Also what turned out wrong.")
@@ -61,7 +75,7 @@ def _is_of(constraint: LearnedConstraint, study: str | None) -> bool:
     return study is None or any(lesson.study == study for lesson in constraint.lessons)
 
 
-@command.command("import")
+@command.command("import", epilog=IMPORT_EXAMPLE, short_help="Add what another database learned.")
 @click.argument("file", metavar="FILE|-")
 @storage_option
 def import_(file: str, storage: str) -> None:

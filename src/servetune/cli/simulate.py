@@ -43,7 +43,13 @@ class Seeds(click.ParamType):  # type: ignore[type-arg]  # click types it only i
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO…")
 @click.option("--strategy", default="adaptive", show_default=True, help="Sampler: adaptive, tpe or random.")
 @click.option("--seeds", type=Seeds(), default="0", show_default=True, help="One study for each, separated by commas.")
-@click.option("--node-hours", type=click.FloatRange(min=0, min_open=True), default=24.0, show_default=True)
+@click.option(
+    "--node-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="Virtual hours of a node that each study may use.",
+)
 @click.option(
     "--space",
     default="simulated",

@@ -51,6 +51,9 @@ def _studies(store: StudyStore, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([summary.model_dump(mode="json") for summary in summaries], indent=2))
         return
+    if not summaries:
+        click.echo(f"no studies yet in {store.url}; start one: `servetune start studies/quickstart.yaml`")
+        return
     table = Table("study", "state", "trials", "best tokens/s", "started", box=None, pad_edge=False)
     for summary in summaries:
         counts = ", ".join(f"{count} {state.value}" for state, count in summary.trials.items() if count)

@@ -140,6 +140,11 @@ def _parsed(text: str, file: str) -> _ScenarioFile:
     document = PlacedYaml(text, file)
     if not isinstance(document.data, Mapping):
         raise SpecError(f"{file}, line 1: a scenario is a mapping of keys, got {type(document.data).__name__}")
+    if "study" in document.data and "name" not in document.data:
+        raise SpecError(
+            f"{file} is a study file, not a scenario; name a scenario ({', '.join(shipped_names())}), and for the "
+            f"study's search space add --space {file}"
+        )
     try:
         return _ScenarioFile.model_validate(document.data)
     except ValidationError as error:
