@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +100,34 @@ def test_nothing_is_coloured_in_a_pipe(finished):
     for words in (("status",), ("status", "done"), ("report", "done"), ("export", "done"), ("--help",)):
         assert CONTROL not in finished(*words).stdout
     assert CONTROL not in finished("status", "done", FORCE_COLOR="", NO_COLOR="1").stdout
+
+
+@pytest.mark.parametrize("words", [("report", "done"), ("status", "done", "--json"), ("export", "done")])
+def test_a_reader_that_goes_away_is_no_failure_of_the_job(finished, words):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "servetune", *words]
+    done = subprocess.run(command, cwd=finished.folder, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def on_a_terminal(finished, *words: str, **environ: str) -> bytes:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "servetune", *words]
+    env = {**os.environ, "TERM": "xterm-256color", **environ}
+    subprocess.run(command, cwd=finished.folder, stdin=theirs, stdout=theirs, env=env, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    return shown
+
+
+def test_no_color_leaves_no_escape_code_on_a_terminal(finished):
+    assert b"\x1b" in on_a_terminal(finished, "status", "done", NO_COLOR="")
+    shown = on_a_terminal(finished, "status", "done", NO_COLOR="1")
+    assert b"study done" in shown
+    assert b"\x1b" not in shown
 
 
 def test_every_command_has_help_with_an_example():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+from typing import Any
 
 import click
 
@@ -26,6 +29,10 @@ COMMANDS = {
 }
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read the output reads no more of it, such as `head`."""
+
+
 class _LazyGroup(click.Group):
     """Knows the commands by name; imports a command's module when it is asked for."""
 
@@ -37,6 +44,13 @@ class _LazyGroup(click.Group):
             return None
         found: click.Command = importlib.import_module(f"servetune.cli.{cmd_name}").command
         return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but for a closed pipe, of which click makes exit status 1: the job failed."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -56,6 +70,7 @@ def main() -> None:
     """Run the command line; every error that a person sees is one message on stderr."""
     try:
         cli.main(prog_name="servetune", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.ClickException as error:
@@ -67,6 +82,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+    except (BrokenPipeError, _ReaderGoneError):
+        # nobody reads on: end as a program ends by SIGPIPE; what is still held has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)

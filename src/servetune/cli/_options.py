@@ -61,8 +61,13 @@ def named_study(study: str, storage: str) -> StudySpec:
 
 
 def console() -> Console:
-    """Standard output; no control codes into a pipe, no colours under NO_COLOR."""
+    """Standard output; no control codes into a pipe, no style at all (rich's own way keeps bold) under NO_COLOR."""
     from rich.console import Console
 
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich's own way is exit status 1, which means that the job failed
+
     piped = not sys.stdout.isatty()
-    return Console(width=160 if piped else None, highlight=False, no_color=True if piped else None)
+    plain = piped or bool(os.environ.get("NO_COLOR"))
+    return _Console(width=160 if piped else None, highlight=False, color_system=None if plain else "auto")
