@@ -67,7 +67,9 @@ def test_a_server_that_does_not_answer(capfd):
 
 def test_a_file_that_is_something_else(tmp_path):
     (tmp_path / "studies.db").write_text("not a database " * 100)
-    with pytest.raises(StorageError, match="is not a database; that file is something else"):
+    with pytest.raises(
+        StorageError, match="is not a database; that file is something else: name another one with --storage or"
+    ):
         StudyStore.open(f"sqlite:///{tmp_path}/studies.db")
 
 

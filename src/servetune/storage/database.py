@@ -28,7 +28,7 @@ REMEDIES = (
     ("disk i/o error", "check the disk and that the database's folder still exists, then `servetune resume`"),
     ("readonly", "make the file and its folder writable for this user"),
     ("unable to open", "check that its folder exists and is writable for this user"),
-    ("not a database", "that file is something else: name another one in `storage:`"),
+    ("not a database", "that file is something else: name another one with --storage or `storage:`"),
     ("malformed", "restore it from a copy (`sqlite3 FILE .recover` may save most of it)"),
     ("authentication failed", "check user and password (PGPASSWORD or ~/.pgpass)"),
     ("no password supplied", "set PGPASSWORD or write ~/.pgpass"),
