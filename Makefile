@@ -36,8 +36,8 @@ format: setup
 # Needed after a change of the dependencies in pyproject.toml.
 lock: setup
 	$(BIN)/python -m pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --allow-unsafe --extra dev --generate-hashes --strip-extras --no-emit-index-url \
-		--no-emit-trusted-host --no-emit-find-links --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --allow-unsafe --extra dev --generate-hashes --strip-extras --no-emit-options \
+		--output-file requirements.lock pyproject.toml
 
 # A real SGLang server for the CPU, in an environment of its own outside the clone.
 sglang-cpu:

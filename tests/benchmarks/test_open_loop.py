@@ -50,10 +50,6 @@ class TestContract(LoadGeneratorContract):
         return open_loop.create(open_loop.Settings(rate="poisson:60"))
 
     @pytest.fixture
-    def clock(self):
-        return WallClock()
-
-    @pytest.fixture
     def level(self):
         return level()
 

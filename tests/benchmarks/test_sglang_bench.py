@@ -54,10 +54,6 @@ class TestContract(LoadGeneratorContract):
         return sglang_bench.create(sglang_bench.Settings(python=python))
 
     @pytest.fixture
-    def clock(self):
-        return WallClock()
-
-    @pytest.fixture
     def level(self):
         return level()
 

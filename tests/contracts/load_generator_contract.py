@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Progress
-from servetune.core.clock import Clock
+from servetune.core.clock import Clock, WallClock
 
 ENDS_WITHIN_S = 1.0
 #: For a machine that is busy with other tests.
@@ -47,7 +47,7 @@ class Listener:
 class LoadGeneratorContract:
     @pytest.fixture
     def clock(self) -> Clock:
-        raise NotImplementedError
+        return WallClock()
 
     @pytest.fixture
     def unreachable_url(self) -> str:

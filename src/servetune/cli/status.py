@@ -64,8 +64,7 @@ def _studies(store: StudyStore, as_json: bool) -> None:
 def _as_it_is(store: StudyStore, summary: StudySummary) -> StudySummary:
     """A trial that a stopped tuner left unfinished waits to be run again."""
     state, counts = seen_alive(store, store.study(summary.name)).state, dict(summary.trials)
-    if state is not StudyRunState.RUNNING:
-        unfinished = counts.pop(TrialState.RUNNING, 0)
+    if state is not StudyRunState.RUNNING and (unfinished := counts.pop(TrialState.RUNNING, 0)):
         counts[TrialState.WAITING] = counts.get(TrialState.WAITING, 0) + unfinished
     return summary.model_copy(update={"state": state, "trials": counts})
 
