@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -60,14 +60,14 @@ def named_study(study: str, storage: str) -> StudySpec:
         raise UsageError(f"{study!r} is no file, and no study that was started: {error}") from error
 
 
-def console() -> Console:
-    """Standard output; no control codes into a pipe, no style at all (rich's own way keeps bold) under NO_COLOR."""
+def console(stream: TextIO | None = None) -> Console:
+    """`stream` or standard output; no control codes into a pipe, no style (rich alone keeps bold) under NO_COLOR."""
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich's own way is exit status 1, which means that the job failed
 
-    piped = not sys.stdout.isatty()
+    piped = not (stream or sys.stdout).isatty()
     plain = piped or bool(os.environ.get("NO_COLOR"))
-    return _Console(width=160 if piped else None, highlight=False, color_system=None if plain else "auto")
+    return _Console(file=stream, width=160 if piped else None, highlight=False, color_system=None if plain else "auto")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from servetune import plugins
 from servetune.benchmarks._api import parse_target
+from servetune.cli._options import console
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import WallClock
 from servetune.core.errors import NodeUnreachableError, UsageError
@@ -277,12 +278,12 @@ class LiveView(View):
 @contextmanager
 def _view(as_json: bool) -> Iterator[View]:
     stream = sys.stderr if as_json else sys.stdout
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    shown = console(stream)
     if not stream.isatty():
-        yield View(console if not as_json else Console(quiet=True))
+        yield View(shown if not as_json else Console(quiet=True))
         return
-    with Live(console=console, auto_refresh=False) as live:
-        view = LiveView(console, live)
+    with Live(console=shown, auto_refresh=False) as live:
+        view = LiveView(shown, live)
         try:
             yield view
         finally:
