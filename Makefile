@@ -66,6 +66,6 @@ bench-search-ablations: setup
 H200 := tests/recordings/h200/study
 fit-h200: setup
 	@tmp=$$(mktemp -d) && xz -dkc $(H200)/studies.db.xz > $$tmp/studies.db && \
-	$(BIN)/servetune export h200-moe --storage sqlite:///$$tmp/studies.db --format table -o $(H200)/configurations.jsonl && \
-	$(BIN)/python benchmarks/fit/run.py $(H200)/configurations.jsonl --name moe4b-bf16-1x-h200 \
+	$(BIN)/servetune export h200-moe --storage sqlite:///$$tmp/studies.db --format table -o $(H200)/h200-moe.jsonl && \
+	$(BIN)/python benchmarks/fit/run.py $(H200)/h200-moe.jsonl --name moe4b-bf16-1x-h200 \
 		--architecture Qwen3MoeForCausalLM -o src/servetune/simulation/scenarios/moe4b-bf16-1x-h200.yaml; rm -r $$tmp

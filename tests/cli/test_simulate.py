@@ -113,10 +113,11 @@ def test_a_table_of_a_finished_study_is_replayed(finished):
     assert study["optimum"]["score"] > 0
 
 
-def test_a_measured_table_says_where_it_was_measured(servetune):
-    table = SHIPPED.parents[3] / "tests" / "recordings" / "h200" / "study" / "configurations.jsonl"
+@pytest.mark.parametrize("study", ["h200-moe", "h200-streaming"])
+def test_a_measured_table_says_where_it_was_measured(servetune, study):
+    table = SHIPPED.parents[3] / "tests" / "recordings" / "h200" / "study" / f"{study}.jsonl"
     out = servetune("simulate", table, Path("generated-12"), "--strategy", "random", "--node-hours", "2").stdout
-    assert out.startswith("REPLAYED: every number was measured in study h200-moe on NVIDIA H200")
+    assert out.startswith(f"REPLAYED: every number was measured in study {study} on NVIDIA H200")
     assert "\nSIMULATED" in out
 
 

@@ -5,6 +5,7 @@ import lzma
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,7 +186,7 @@ def test_a_secret_is_the_name_of_its_variable_everywhere():
 
 
 def test_a_line_of_another_shape_is_refused():
-    row = json.loads((RECORDED / "configurations.jsonl").read_text().splitlines()[0])
+    row = json.loads((RECORDED / "h200-moe.jsonl").read_text().splitlines()[0])
     for change in ({"schema": 2}, {"surprise": 1}, {"node_s": -1}):
         try:
             LaunchRow.model_validate({**row, **change})
@@ -194,13 +195,15 @@ def test_a_line_of_another_shape_is_refused():
         raise AssertionError(change)
 
 
-def test_the_recorded_table_is_the_recorded_studys(tmp_path):
-    """`configurations.jsonl` is what `export --format table` makes of the database beside it."""
+@pytest.mark.parametrize("study", ["h200-moe", "h200-streaming"])
+def test_the_recorded_tables_are_the_recorded_studies(tmp_path, study):
+    """Each is what `export --format table` makes of the database beside it."""
     database = tmp_path / "studies.db"
     database.write_bytes(lzma.decompress((RECORDED / "studies.db.xz").read_bytes()))
     with StudyStore.open(f"sqlite:///{database}", create=False) as store:
-        made = table.render_study(store.study("h200-moe"), store.trials("h200-moe"))
-    assert made == (RECORDED / "configurations.jsonl").read_text()
+        made = table.render_study(store.study(study), store.trials(study))
+    assert made == (RECORDED / f"{study}.jsonl").read_text()
     rows = [LaunchRow.model_validate_json(line) for line in made.splitlines()]
     assert all(row.gpu.names == ("NVIDIA H200",) and not row.simulated for row in rows)
-    assert sum(row.baseline for row in rows) == 1
+    assert {row.trial for row in rows if row.baseline} == {0}
+    assert all(row.failure is None for row in rows)

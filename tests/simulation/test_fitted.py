@@ -16,7 +16,7 @@ from servetune.simulation.scenario import load_scenario
 from servetune.simulation.table import load_table
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "recordings" / "h200" / "study" / "configurations.jsonl"
+TABLE = ROOT / "tests" / "recordings" / "h200" / "study" / "h200-moe.jsonl"
 NAME = "moe4b-bf16-1x-h200"
 
 

@@ -11,7 +11,7 @@ from servetune.core.study import NamedChoice
 from servetune.core.table import LaunchRow
 from servetune.simulation.table import key, load_table, points, rates, space_of
 
-TABLE = Path(__file__).parents[1] / "recordings" / "h200" / "study" / "configurations.jsonl"
+TABLE = Path(__file__).parents[1] / "recordings" / "h200" / "study" / "h200-moe.jsonl"
 ROWS = [json.loads(line) for line in TABLE.read_text().splitlines()]
 WHOLE = [row for row in ROWS if row["finished_at"] and row["failure"] is None]
 STRATEGIES = ("random", "tpe", "adaptive")

@@ -16,44 +16,60 @@ CONFIG = json.loads((STUDY / "config.json").read_text())
 VERSION = "0.5.17"
 
 
-def log_facts(number):
-    reader = SglangLogReader(RECORDED["assignments"][number])
-    reader.feed((STUDY / "logs" / f"trial-{number}.log").read_bytes())
+def log_facts(name):
+    reader = SglangLogReader(RECORDED["assignments"][name])
+    reader.feed((STUDY / "logs" / f"{name}.log").read_bytes())
     return reader.facts()
 
 
 @pytest.fixture(scope="module")
 def launches():
-    return {number: log_facts(number) for number in RECORDED["assignments"]}
+    return {name: log_facts(name) for name in RECORDED["assignments"]}
+
+
+def test_there_is_a_log_of_every_launch_of_both_studies(launches):
+    assert {name.split("/")[0] for name in launches} == {"h200-moe", "h200-streaming"}
+    assert len(launches) == 20
 
 
 def test_kv_tokens_are_foretold_within_a_thousandth_before_any_launch(launches):
-    for number, facts in launches.items():
-        found = forecast(RECORDED["assignments"][number], FACTS, VERSION, CONFIG)
-        assert found.kv_tokens == pytest.approx(facts["kv_tokens"], rel=0.001), number
+    for name, facts in launches.items():
+        found = forecast(RECORDED["assignments"][name], FACTS, VERSION, CONFIG)
+        assert found.kv_tokens == pytest.approx(facts["kv_tokens"], rel=0.001), name
 
 
 def test_one_log_makes_the_forecast_of_all_others_tighter(launches):
     first, *others = launches
     calibration = calibrate(Calibration(), RECORDED["assignments"][first], launches[first])
-    for number in others:
-        assignment, real = RECORDED["assignments"][number], launches[number]["kv_tokens"]
+    for name in others:
+        assignment, real = RECORDED["assignments"][name], launches[name]["kv_tokens"]
         from_shapes = forecast(assignment, FACTS, VERSION, CONFIG).kv_tokens
         from_log = forecast(assignment, FACTS, VERSION, CONFIG, calibration).kv_tokens
-        assert abs(from_log - real) < abs(from_shapes - real), number
+        assert abs(from_log - real) < abs(from_shapes - real), name
 
 
 def test_the_automatic_fraction_is_the_engines(launches):
-    for number, facts in launches.items():
-        if "mem-fraction-static" not in RECORDED["assignments"][number]:
-            found = forecast(RECORDED["assignments"][number], FACTS, VERSION, CONFIG)
+    for name, facts in launches.items():
+        if "mem-fraction-static" not in RECORDED["assignments"][name]:
+            found = forecast(RECORDED["assignments"][name], FACTS, VERSION, CONFIG)
             assert found.fraction == pytest.approx(facts["server_args"]["mem-fraction-static"], abs=0.0005)
+
+
+def test_the_interval_of_the_fraction_holds_what_ran_and_begins_where_the_log_says(launches):
+    """The smallest fraction that can be is the share of the memory that the weights took."""
+    for name, facts in launches.items():
+        found = forecast(RECORDED["assignments"][name], FACTS, VERSION, CONFIG)
+        told = facts["memory_gib"]
+        smallest = 1 - told["after_load_gib"] / told["before_load_gib"]
+        assert found.fraction_low < smallest < found.fraction_high, name
+        assert found.fraction_needed == pytest.approx(smallest, abs=0.0005), name
+        assert found.fraction_low < facts["server_args"]["mem-fraction-static"] < found.fraction_high, name
 
 
 def test_nothing_that_ran_is_refused(launches):
     calibration = Calibration()
-    for number, facts in launches.items():
-        assignment = RECORDED["assignments"][number]
+    for name, facts in launches.items():
+        assignment = RECORDED["assignments"][name]
         found = forecast(assignment, FACTS, VERSION, CONFIG, calibration)
         assert memory_violations(found, assignment, named_only=False) == ()
         calibration = calibrate(calibration, assignment, facts)

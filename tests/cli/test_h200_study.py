@@ -1,0 +1,85 @@
+"""Every launch of the H200 studies (tests/recordings/h200/study): what validate and diagnose say of it."""
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from servetune.cli import cli
+from servetune.cli.diagnose import diagnose_text
+from servetune.engines.sglang.logs import SglangLogReader
+from servetune.storage import StudyStore
+
+STUDY = Path(__file__).parents[1] / "recordings" / "h200" / "study"
+RECORDED = json.loads((STUDY / "launches.json").read_text())
+LOGS = sorted((STUDY / "logs").glob("*/*.log"))
+STUDIES = ("h200-moe", "h200-streaming")
+#: Of what a log says, all that does not count lines that were left out.
+KEPT = ("memory_gib", "graph_gib", "kv_tokens", "captured_sizes", "server_args", "ready", "phase")
+
+
+def log_of(study, trial, attempt):
+    return STUDY / "logs" / study / (f"trial-{trial}-launch-{attempt}.log" if attempt else f"trial-{trial}.log")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Study and run of each launch, out of the database."""
+    database = tmp_path_factory.mktemp("h200") / "studies.db"
+    database.write_bytes(lzma.decompress((STUDY / "studies.db.xz").read_bytes()))
+    with StudyStore.open(f"sqlite:///{database}", create=False) as store:
+        return [(study, run) for study in STUDIES for record in store.trials(study) for run in record.runs]
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    facts = RECORDED["facts"]
+    node = tmp_path / "node.json"
+    told = {"gpu_name": facts["gpu_names"][0], "gpu_count": 1, "gpu_memory_mib": facts["gpu_memory_bytes"] // 2**20}
+    told |= {name: facts[name] for name in ("compute_capability", "cuda_version", "driver_version")}
+    node.write_text(json.dumps({**told, "engine": {"name": "sglang", "version": facts["engine_version"]}}))
+    return ["--node-facts", str(node), "--model-config", str(STUDY / "config.json")]
+
+
+def test_no_command_that_served_is_refused(runs, stand_ins, tmp_path):
+    commands = [list(run.launch.argv[3:]) for _, run in runs]  # behind `python3 -m sglang.launch_server`
+    assert len(commands) == 20
+    batch = tmp_path / "commands.jsonl"
+    batch.write_text("".join(json.dumps(command) + "\n" for command in commands))
+    done = CliRunner().invoke(cli, ["validate", *stand_ins, "--batch", str(batch), "--json"])
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(verdict["verdict"], verdict["violations"], verdict["memory"]["fits"]) for verdict in found] == [
+        ("ok", [], True)
+    ] * len(commands)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.parent.name}/{log.stem}")
+def test_a_server_that_served_and_was_stopped_has_no_failure(log):
+    """Each of them writes of crashed subprocesses while it is stopped; the one that was interrupted, too."""
+    with log.open("rb") as lines:
+        found = diagnose_text(lines, {})
+    assert (found["class"], found["phase"], found["evidence"]) == ("none", "serving", [])
+    phases = list(dict.fromkeys(step["phase"] for step in found["timeline"]))
+    assert phases[-5:] == ["load", "kv_alloc", "graph_capture", "warmup", "serving"]
+    twice = log.read_bytes().count(b"server_args=ServerArgs(") > 1  # a launch that was cut off, and the one after it
+    assert phases[:-5] == ([] if twice else ["validate"])
+
+
+def test_the_thinned_logs_say_what_the_whole_ones_said(runs):
+    for study, run in runs:
+        if run.finished_at is None:
+            continue
+        reader = SglangLogReader({})
+        reader.feed(log_of(study, run.trial, run.attempt).read_bytes())
+        thinned = json.loads(json.dumps(reader.facts()))
+        for name in KEPT:
+            assert thinned[name] == json.loads(json.dumps(run.log_facts[name])), (study, run.trial, name)
+
+
+def test_every_launch_has_its_log_and_no_log_is_of_no_launch(runs):
+    named = {log_of(study, run.trial, run.attempt) for study, run in runs}
+    assert named | {STUDY / "logs" / "h200-streaming" / "exported-command.log"} == set(LOGS)
+    assert {str(log.relative_to(STUDY / "logs").with_suffix("")) for log in named} == set(RECORDED["assignments"])
