@@ -11,6 +11,8 @@ from servetune.cli import cli
 from servetune.cli.diagnose import diagnose_text
 from servetune.engines.sglang.logs import SglangLogReader
 from servetune.storage import StudyStore
+from servetune.tuner.confirm import leaders, next_launch, winner
+from servetune.tuner.estimate import estimated
 
 STUDY = Path(__file__).parents[1] / "recordings" / "h200" / "study"
 RECORDED = json.loads((STUDY / "launches.json").read_text())
@@ -25,12 +27,18 @@ def log_of(study, trial, attempt):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Study and run of each launch, out of the database."""
+def studies(tmp_path_factory):
+    """Name → settings and trials, out of the database."""
     database = tmp_path_factory.mktemp("h200") / "studies.db"
     database.write_bytes(lzma.decompress((STUDY / "studies.db.xz").read_bytes()))
     with StudyStore.open(f"sqlite:///{database}", create=False) as store:
-        return [(study, run) for study in STUDIES for record in store.trials(study) for run in record.runs]
+        return {study: (store.study(study).spec, store.trials(study)) for study in STUDIES}
+
+
+@pytest.fixture(scope="module")
+def runs(studies):
+    """Study and run of each launch."""
+    return [(study, run) for study, (_, trials) in studies.items() for record in trials for run in record.runs]
 
 
 @pytest.fixture
@@ -83,3 +91,17 @@ def test_every_launch_has_its_log_and_no_log_is_of_no_launch(runs):
     named = {log_of(study, run.trial, run.attempt) for study, run in runs}
     assert named | {STUDY / "logs" / "h200-streaming" / "exported-command.log"} == set(LOGS)
     assert {str(log.relative_to(STUDY / "logs").with_suffix("")) for log in named} == set(RECORDED["assignments"])
+
+
+def test_what_was_measured_is_expected_where_the_space_leaves_numbers_to_the_engine(studies):
+    """Null among its graph batches is 256 here, and hints leave the memory fraction to the engine."""
+    spec, trials = studies["h200-streaming"]
+    for number, value in estimated(trials, spec).items():
+        assert value == pytest.approx(trials[number].value, rel=0.06)
+    assert [t.number for t in leaders(trials, spec)] == [2]
+
+
+def test_the_confirmed_lead_stands_and_the_leader_that_was_overlooked_is_confirmed_next(studies):
+    spec, trials = studies["h200-streaming"]
+    assert winner(trials, spec).number == 4
+    assert next_launch(spec, trials).trial == 0  # in turn with the baseline

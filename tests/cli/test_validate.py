@@ -228,6 +228,7 @@ class TestWrongInput:
             ("n.yaml", "interconnect: infiniband", "'pcie' or 'nvlink'"),
             ("n.yaml", "engine: {name: vllm2}", "engine.name: got 'vllm2'; allowed: sglang"),
             ("n.yaml", "engine: {version: newest}", "engine.version"),
+            ("n.yaml", "{gpu_name: NVIDIA H200, gpu_count: 0}", "n.yaml:1:36: gpu_count: got 0"),
             ("n.yaml", "- 1", "a mapping"),
             ("n.json", '{"gpu_count": 8,}', "n.json:1:17: not valid JSON"),
             ("n.yaml", "", "empty"),

@@ -54,7 +54,7 @@ def run_of(value: float, attempt: int, purpose: RunPurpose, failure: Failure | N
 
 def trial(number: int, value: float, confirmed: tuple[float, ...] = (), baseline: bool = False) -> TrialRecord:
     runs = [run_of(value, 0, RunPurpose.SEARCH)]
-    runs += [run_of(v, 2 + i, RunPurpose.CONFIRM) for i, v in enumerate(confirmed)]
+    runs += [run_of(v, 2 + 2 * i, RunPurpose.CONFIRM) for i, v in enumerate(confirmed)]
     return TrialRecord(
         number=number,
         state=TrialState.COMPLETE,
@@ -193,3 +193,28 @@ def test_what_passed_after_a_crash_wins_only_once_it_is_confirmed():
     )
     trials[1] = flaked.model_copy(update={"runs": (node_fault, flaked.runs[1])})
     assert winner(trials, SPEC).number == 1, "a fault of the node says nothing about it"
+
+
+def test_a_proved_lead_stands_until_a_later_and_better_one_is_proved():
+    spec = SPEC.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)})
+    trials = [trial(0, 100, baseline=True, confirmed=(100.1, 99.9)), trial(1, 120, confirmed=(120.2, 119.8))]
+    assert winner([*trials, trial(2, 140)], spec).number == 1
+    assert winner([*trials, trial(2, 140, confirmed=(141.0, 139.0))], spec).number == 2
+    assert winner([*trials, trial(2, 140, confirmed=(110.0, 90.0))], spec).number == 1
+
+
+def test_a_leader_that_comes_up_later_is_launched_in_turn_with_the_baseline_again():
+    spec = SPEC.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)})
+    trials = [trial(0, 100, baseline=True, confirmed=(100.1, 99.9)), trial(1, 120, confirmed=(120.2, 119.8))]
+    assert next_launch(spec, trials) is None
+    trials.append(trial(2, 140))
+    later = iter(f"t{n}" for n in range(9))
+    found = []
+    while (candidate := next_launch(spec, trials)) is not None:
+        record = trials[candidate.trial]
+        run = run_of(100 + 20 * candidate.trial, candidate.attempt, RunPurpose.CONFIRM)
+        run = run.model_copy(update={"finished_at": next(later)})
+        trials[candidate.trial] = record.model_copy(update={"runs": (*record.runs, run)})
+        found.append((candidate.trial, candidate.attempt))
+    assert found == [(0, 6), (2, 2), (0, 8), (2, 4)]
+    assert winner(trials, spec).number == 2

@@ -151,10 +151,11 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
     levels = ", ".join(map(str, spec.workload.concurrency))
     confirm = spec.confirm
     version = facts.engine_version or "(version unknown)"
+    gpus = "GPU" if facts.gpu_count == 1 else "GPUs"
     lines = [f"WARNING: {text}" for text in summary["warnings"]]
     lines += [
         f"study {spec.study}: {spec.engine.name} {version} serving {spec.engine.model}",
-        f"node {facts.node}{' (simulated)' if facts.simulated else ''}: {facts.gpu_count} GPUs",
+        f"node {facts.node}{' (simulated)' if facts.simulated else ''}: {facts.gpu_count} {gpus}",
         f"measures {spec.objective.maximize} at concurrency {levels}, "
         f"{spec.workload.input_tokens} tokens in, {spec.workload.output_tokens} out",
         f"searches {summary['parameters']} parameters with {spec.sampler.name}, seed {spec.seed}; the baseline first",

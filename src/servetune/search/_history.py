@@ -11,6 +11,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from servetune.search._grid import Codes, Grid
+from servetune.search.facts import FLAGS, number_of
 
 #: Order of phases, as in `core.failure.Phase`, and the end of a complete launch.
 PHASES = ("parse", "validate", "load", "kv_alloc", "graph_capture", "warmup", "serving", "done")
@@ -25,7 +26,8 @@ class Seen:
     """One launched trial. `log_levels`: concurrency → log tokens/s; `sd`: its standard deviation.
 
     `slug` None: nothing failed. `facts`: memory in GiB, and KV tokens, as the log said. `given`: the assignment, which
-    may lie outside the space (a baseline's memory fraction, say), where `codes` is only the nearest point.
+    may lie outside the space (a baseline's memory fraction, say) or leave a flag to the engine; `codes` is then the
+    point nearest to what was in effect.
     """
 
     number: int
@@ -115,7 +117,7 @@ def seen_of(
         levels = {0: value}
     return Seen(
         number=number,
-        codes=grid.encode(point),
+        codes=_in_effect(grid.encode(point), grid, told.get("facts", {}), given),
         complete=value is not None,
         slug=told.get("class"),
         phase=told.get("phase") or "done",
@@ -127,3 +129,14 @@ def seen_of(
         baseline=baseline,
         given=given,
     )
+
+
+def _in_effect(codes: Codes, grid: Grid, facts: Mapping[str, float], given: Mapping[str, Any]) -> Codes:
+    """The point, with the engine's own choice where the assignment names no number and the log told it."""
+    for place, axis in enumerate(grid.axes):
+        name = next((name for name, flags in FLAGS.items() if axis.name in flags), None)
+        if name is None or name not in facts or axis.place is None or codes[place] < 0:
+            continue
+        if number_of(given, FLAGS[name]) is None:
+            codes[place] = axis.index(facts[name])
+    return codes

@@ -8,6 +8,7 @@ known after one launch; what is not is guessed (`_room.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,12 +16,11 @@ from numpy.typing import NDArray
 
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import Context, Seen
+from servetune.search.facts import FLAGS, number_of
 
 Floats = NDArray[np.float64]
 
-FRACTION = ("mem-fraction-static",)
-GRAPH = ("cuda-graph-max-bs", "cuda-graph-max-bs-decode")
-CHUNK = ("chunked-prefill-size",)
+FRACTION, GRAPH, CHUNK = FLAGS["fraction"], FLAGS["batch"], FLAGS["chunk_tokens"]
 #: Weights that another value of a categorical parameter adds, of the memory before the weights.
 MORE_WEIGHTS = 0.03
 
@@ -30,7 +30,7 @@ class Memory:
 
     def __init__(self, grid: Grid, seen: Sequence[Seen], context: Context) -> None:
         self._grid, self._context = grid, context
-        self._numbers = [_numbers(grid, names) for names in (FRACTION, GRAPH, CHUNK)]
+        self._numbers = [_numbers(grid, name, context, seen) for name in FLAGS]
         loaded = [t for t in seen if t.facts.get("pre", 0) > 0 and "avail" in t.facts]
         self.known = bool(loaded) and self._fixed_or_axis(FRACTION, self._numbers[0])
         if not self.known:
@@ -79,19 +79,18 @@ class Memory:
         near = zip(self.fraction(codes).tolist(), self.batch(codes).tolist(), self.chunks(codes).tolist(), strict=True)
         for trial, (fraction, batch, chunk) in zip(trials, near, strict=True):
             yield (
-                self._given(trial, FRACTION, fraction),
-                self._given(trial, GRAPH, batch),
-                self._given(trial, CHUNK, chunk * 1024) / 1024,
+                self._given(trial, "fraction", fraction),
+                self._given(trial, "batch", batch),
+                self._given(trial, "chunk_tokens", chunk * 1024) / 1024,
             )
 
-    def _given(self, trial: Seen, names: Sequence[str], otherwise: float) -> float:
-        """The number that the assignment gives one of the flags, or the engine where the baseline leaves it out."""
+    def _given(self, trial: Seen, name: str, otherwise: float) -> float:
+        """The number that the assignment gives one of the flags, or the engine where the assignment leaves it out."""
         for source in (trial.given, self._context.fixed) if trial.baseline and trial.given else (trial.given,):
-            for name in names:
-                value = source.get(name)
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    return float(value)
-        return otherwise
+            value = number_of(source, FLAGS[name])
+            if value is not None:
+                return value
+        return trial.facts.get(name, otherwise)
 
     def _seen_graphs(self, loaded: Sequence[Seen]) -> Mapping[float, float]:
         """Largest captured batch → GiB of the graphs, as logs said; the last launch of a size counts."""
@@ -145,8 +144,23 @@ class Memory:
         return held
 
 
-def _numbers(grid: Grid, names: Sequence[str]) -> tuple[int, Floats] | None:
+def _numbers(grid: Grid, name: str, context: Context, seen: Sequence[Seen]) -> tuple[int, Floats] | None:
+    """Place of the axis that sets this number, and the number of each of its values."""
     for place, axis in enumerate(grid.axes):
-        if axis.name in names and all(isinstance(v, int | float) for v in axis.values):
-            return place, np.array([float(v) for v in axis.values])  # type: ignore[arg-type]
+        if axis.name not in FLAGS[name] or any(isinstance(value, bool | str) for value in axis.values):
+            continue
+        numbers = np.array([math.nan if value is None else float(value) for value in axis.values])
+        if np.isnan(numbers).all():
+            continue
+        own = axis.values.index(None) if None in axis.values else None
+        return place, np.where(np.isnan(numbers), _engines_own(place, own, name, context, seen, numbers), numbers)
     return None
+
+
+def _engines_own(
+    place: int, own: int | None, name: str, context: Context, seen: Sequence[Seen], numbers: Floats
+) -> float:
+    """What the engine takes where the value says nothing: as its logs told, else its default, else a middle value."""
+    told = [t.facts[name] for t in seen if t.codes[place] == own and name in t.facts]
+    default = number_of(context.fixed, FLAGS[name])
+    return told[0] if told else float(np.nanmedian(numbers)) if default is None else default

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+#: Flags whose number decides what fits into memory, by the name under which `memory_facts` says what was in effect.
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "fraction": ("mem-fraction-static",),
+    "batch": ("cuda-graph-max-bs", "cuda-graph-max-bs-decode"),
+    "chunk_tokens": ("chunked-prefill-size",),
+}
 
 
 def memory_facts(log: Mapping[str, object]) -> dict[str, float]:
-    """What a log's facts say of memory: GiB before (`pre`) and after (`avail`) the weights, `graph`, `kv_tokens`."""
+    """What a log's facts say of memory: GiB before (`pre`) and after (`avail`) the weights, `graph`, `kv_tokens`.
+
+    Also what the server worked with, whoever chose it: its memory `fraction`, the largest captured decode `batch`, and
+    `chunk_tokens`. Where a configuration leaves the choice to the engine, this is all that says what was chosen.
+    """
     memory, graphs = log.get("memory_gib"), log.get("graph_gib")
     found: dict[str, float] = {}
     if isinstance(memory, Mapping):
@@ -18,4 +30,20 @@ def memory_facts(log: Mapping[str, object]) -> dict[str, float]:
     tokens = log.get("kv_tokens")
     if isinstance(tokens, int | float) and not isinstance(tokens, bool):
         found["kv_tokens"] = float(tokens)
-    return found
+    return found | _in_effect(log)
+
+
+def _in_effect(log: Mapping[str, Any]) -> dict[str, float]:
+    served, pool, captured = (log.get(key) or {} for key in ("server_args", "pool", "captured_sizes"))
+    told = {name: next((served[flag] for flag in flags if flag in served), None) for name, flags in FLAGS.items()}
+    sizes = [max(each) for what, each in captured.items() if each and "prefill" not in what]
+    told["batch"] = max(sizes, default=told["batch"])
+    told["chunk_tokens"] = pool.get("chunked_prefill_size", told["chunk_tokens"])
+    numbers = {name: number_of(told, (name,)) for name in told}
+    return {name: value for name, value in numbers.items() if value is not None and value > 0}
+
+
+def number_of(flags: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+    """The number that an assignment gives one of these flags."""
+    found = (flags.get(name) for name in names)
+    return next((float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)), None)

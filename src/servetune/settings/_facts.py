@@ -137,7 +137,7 @@ def check_version(text: str, place: str) -> str:
 
 def _document(path: Path) -> Node:
     text = read_text(path)
-    if text.lstrip().startswith(("{", "[")):
+    if path.suffix not in (".yaml", ".yml") and text.lstrip().startswith(("{", "[")):
         return node_of(_json(text, path), str(path))
     return parse_document(text, str(path))
 

@@ -65,25 +65,35 @@ def next_launch(spec: StudySpec, trials: Sequence[TrialRecord], may_go_on: bool 
 
     Every leader and the baseline `launches` times; then, while the interval leaves open who is ahead and `may_go_on`
     (there is node time left), further rounds up to `confirm.most`. A leader that fails gives its place to the next one.
+    One that came up after another had been confirmed is launched in turn with the baseline again: nodes drift.
     """
     ahead = leaders(trials, spec)
     if not ahead or spec.confirm.launches == 0:
         return None
     tries = spec.retries.transient + 1  # the first ones belong to the search
     contenders = [*baselines(trials), *ahead]
-    done = {t.number: _rounds(t, tries) for t in contenders}
+    earlier = _end_of_earlier(trials, [t.number for t in contenders])
+    done = {t.number: _rounds(t, tries, earlier if t.baseline else "") for t in contenders}
     last = min(contenders, key=lambda t: done[t.number])
     whole = max(done.values()) == done[last.number]  # nobody waits for the rest of a round
     if done[last.number] >= spec.confirm.launches and whole:
         over = done[last.number] >= spec.confirm.rounds_at_most or not may_go_on
         if over or _decided(ahead, next(iter(baselines(trials)), None), spec):
             return None
-    return Candidate(trial=last.number, attempt=tries * (1 + done[last.number]), assignment=last.assignment)
+    return Candidate(trial=last.number, attempt=tries * (1 + _rounds(last, tries)), assignment=last.assignment)
 
 
-def _rounds(record: TrialRecord, tries: int) -> int:
-    """Launches of the confirmation that are over, tries after transient failures not counted."""
-    runs = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
+def _end_of_earlier(trials: Sequence[TrialRecord], contenders: Sequence[int]) -> str:
+    """When the last launch ended that confirmed another leader than the present ones; empty where there was none."""
+    others = [t for t in trials if t.number not in contenders and not failed_again(t)]
+    ended = [run.finished_at for t in others for run in t.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
+    return max(ended, default="")
+
+
+def _rounds(record: TrialRecord, tries: int, after: str = "") -> int:
+    """Launches of the confirmation that ended after a time, tries after transient failures not counted."""
+    confirmed = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM]
+    runs = [run for run in confirmed if run.finished_at and run.finished_at > after]
     over = [run for run in runs if run.failure is None or run.failure.verdict is not Verdict.RETRY]
     last = [run for run in runs if run.attempt % tries == tries - 1]
     return len({run.attempt // tries for run in (*over, *last)})
@@ -196,17 +206,19 @@ def winner(trials: Sequence[TrialRecord], spec: StudySpec) -> TrialRecord | None
     """What `export` gives: the confirmed leader with the highest lead; the baseline when no leader is ahead of it.
 
     A leader that ran as the baseline does, or is equivalent to it, is not ahead; nor is one whose lead a whole
-    confirmation has not proved: a tie goes to the configuration that changes less. Before any confirmation: the best
-    complete trial. None when nothing is complete.
+    confirmation has not proved: a tie goes to the configuration that changes less. A proved lead stands until a later
+    leader has proved its own. Before any confirmation: the best complete trial. None when nothing is complete.
     """
     base = next(iter(baselines(trials)), None)
     ahead = leaders(trials, spec, max(1, spec.confirm.top))
-    leads = {t.number: found for t in ahead if (found := lead(t, base, spec)) is not None}
+    leads = {t.number: found for t in trials if (found := lead(t, base, spec)) is not None}
+    ahead = [*ahead, *(t for t in trials if t not in ahead and t.number in leads and leads[t.number].proved)]
     standing = [t for t in ahead if not failed_again(t) and _ahead(leads.get(t.number), spec.confirm)]
     standing = [t for t in standing if not passed_by_chance(t, spec)]
     confirmed = [t for t in standing if t.number in leads and leads[t.number].launches > 0]
+    proved = [t for t in confirmed if leads[t.number].proved]
     if confirmed:
-        return _simplest(confirmed, leads, spec, standards(trials))
+        return _simplest(proved or confirmed, leads, spec, standards(trials))
     return next(iter(standing), None) or base
 
 
