@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
 from servetune.core.node import STUDY_MARKER
+from servetune.core.trial import RunPurpose
 from servetune.storage import StudyStore
 
 CONTROL = "\x1b"
@@ -212,6 +214,26 @@ def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
     assert len(json.loads(servetune("status", name, "--json").stdout)["trials"]) == 2
     file.rename(file.with_name("moved.yaml"))
     assert f"{file} is gone" in servetune("resume", name).stderr
+
+
+def test_a_longer_confirmation_goes_on_where_the_study_ended(servetune):
+    name = f"surer-{os.getpid()}"
+    file = servetune.write_study(name, trials=3)
+    servetune("start", file)
+    assert "raise `budget` or `confirm`" in servetune("resume", name).stdout
+    before = confirmed(servetune.folder, name)
+    file.write_text(file.read_text().replace("launches: 1}", "launches: 2, most: 2}"))
+    servetune("resume", name)
+    assert before, "no configuration was ahead of the baseline"
+    assert confirmed(servetune.folder, name) == {trial: 2 for trial in before}
+    assert "raise `budget` or `confirm`" in servetune("resume", name).stdout
+
+
+def confirmed(folder: Path, study: str) -> dict[int, int]:
+    """Trial → launches that confirmed it."""
+    with StudyStore.open(f"sqlite:///{folder}/studies/studies.db") as store:
+        runs = [run for record in store.trials(study) for run in record.runs if run.purpose is RunPurpose.CONFIRM]
+    return dict(Counter(run.trial for run in runs))
 
 
 def test_an_unchanged_file_is_never_taken_for_a_changed_one(servetune):

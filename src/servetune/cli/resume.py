@@ -11,6 +11,8 @@ from servetune.cli._sitting import say_result, sit
 from servetune.core.errors import UsageError
 from servetune.core.study import StoredStudy, StudyRunState, StudySpec
 from servetune.settings import load_study
+from servetune.storage import StudyStore
+from servetune.tuner.confirm import next_launch
 
 EXAMPLE = """
 \b
@@ -34,15 +36,21 @@ def command(study: str, storage: str, file: Path | None) -> None:
     with open_store(storage) as store:
         stored = store.study(study)
         spec = current(stored, file, storage)
-        if stored.state is StudyRunState.FINISHED and spec.budget == stored.spec.budget:
+        if stored.state is StudyRunState.FINISHED and not _has_more_to_do(spec, stored, store):
             console().print(
-                f"study {study!r} is finished ({stored.reason}); raise its budget in the study file to go on",
+                f"study {study!r} is finished ({stored.reason}); raise `budget` or `confirm` in its file to go on",
                 markup=False,
                 soft_wrap=True,
             )
             say_result(spec, store)
             return
         sit(spec, store)
+
+
+def _has_more_to_do(spec: StudySpec, stored: StoredStudy, store: StudyStore) -> bool:
+    """Whether a finished study may go on: its file asks for more, or its best configuration was not confirmed."""
+    longer = spec.confirm != stored.spec.confirm
+    return spec.budget != stored.spec.budget or next_launch(spec, store.trials(stored.name), longer) is not None
 
 
 def current(stored: StoredStudy, file: Path | None, storage: str) -> StudySpec:
