@@ -61,11 +61,13 @@ bench-search-ablations: setup
 	$(BIN)/python benchmarks/search/run.py --set tuning --count 8 --seeds 0 adaptive adaptive-no-blame adaptive-no-memory \
 		adaptive-full-levels adaptive-no-learned-amplitudes adaptive-no-joint adaptive-no-outliers
 
-# The table of the recorded H200 study, and the scenario fitted to it; run after the study went on. Copy the printed
+# The tables of the recorded H200 studies, and the scenario fitted to them; run after a study went on. Copy the printed
 # table of errors into docs/simulated-node.md.
 H200 := tests/recordings/h200/study
+H200_STUDIES := h200-moe h200-streaming
 fit-h200: setup
-	@tmp=$$(mktemp -d) && xz -dkc $(H200)/studies.db.xz > $$tmp/studies.db && \
-	$(BIN)/servetune export h200-moe --storage sqlite:///$$tmp/studies.db --format table -o $(H200)/h200-moe.jsonl && \
-	$(BIN)/python benchmarks/fit/run.py $(H200)/h200-moe.jsonl --name moe4b-bf16-1x-h200 \
-		--architecture Qwen3MoeForCausalLM -o src/servetune/simulation/scenarios/moe4b-bf16-1x-h200.yaml; rm -r $$tmp
+	@set -e; tmp=$$(mktemp -d); trap 'rm -r $$tmp' EXIT; xz -dkc $(H200)/studies.db.xz > $$tmp/studies.db; \
+	for study in $(H200_STUDIES); do \
+		$(BIN)/servetune export $$study --storage sqlite:///$$tmp/studies.db --format table -o $(H200)/$$study.jsonl; done; \
+	$(BIN)/python benchmarks/fit/run.py $(H200_STUDIES:%=$(H200)/%.jsonl) --name moe4b-bf16-1x-h200 \
+		--architecture Qwen3MoeForCausalLM -o src/servetune/simulation/scenarios/moe4b-bf16-1x-h200.yaml

@@ -2,8 +2,9 @@
 
 A column is a flag with a value other than the default; columns that were only ever set together are one. Each launch
 weighs by its own measured spread and by how much launches of one configuration differ (LAUNCH_SD). A weak prior keeps
-what one launch says of a factor from being believed whole, and a factor that explains too little is left out, the least
-sure one first (backward elimination by Akaike's criterion: within √2 standard errors of 1).
+what one launch says of a factor from being believed whole. Factors come in one at a time, the one that explains most
+first, and go again when another one explains it better, while Akaike's criterion falls: with as many flags as launches,
+a fit that begins with all of them explains noise by factors that cancel each other.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Column = tuple[Setting, ...]  # settings that stand for one effect
 LAUNCH_SD = 0.02
 #: Standard deviation of the logarithm of a factor before anything is measured.
 PRIOR_SD = 0.5
-#: An effect is kept when it is so many standard errors away from none.
-KEPT = math.sqrt(2)
+#: What a factor has to take off the weighted squares to be kept (Akaike).
+WORTH = 2.0
 EAGER: Column = (("decode beyond the captured graphs", True),)
 
 
@@ -80,22 +81,39 @@ def relative_sd(level: LevelRow) -> float:
     return (high - low) / (2 * 1.96 * rate)
 
 
+class Data(NamedTuple):
+    """Of one level: log tokens/s, weight and columns of each launch."""
+
+    target: Floats
+    weight: Floats
+    held: Sequence[set[Column]]
+
+    def solve(self, kept: Sequence[Column]) -> tuple[float, Floats]:
+        """Akaike's criterion, and base and factors, with these columns."""
+        design = np.array([[1.0, *(float(column in had) for column in kept)] for had in self.held])
+        prior = np.diag([0.0, *(1 / PRIOR_SD**2 for _ in kept)])
+        found: Floats = np.linalg.solve(
+            design.T @ (self.weight[:, None] * design) + prior, design.T @ (self.weight * self.target)
+        )
+        squares = self.weight @ (self.target - design @ found) ** 2 + found[1:] @ found[1:] / PRIOR_SD**2
+        return float(squares) + WORTH * len(kept), found
+
+
 def fit_level(launches: Sequence[Launch], columns: Sequence[Column], level: int) -> LevelFit:
     """The factors of one level."""
     rates = [launch.level(level).output_tokens_per_s or math.nan for launch in launches]
-    target = np.log(np.array(rates))
     weight = np.array([1 / (relative_sd(x.level(level)) ** 2 + LAUNCH_SD**2) for x in launches])
-    held = [set(columns_of(launch, columns, level)) for launch in launches]
-    kept = [c for c in (*columns, EAGER) if 0 < sum(c in had for had in held) < len(held)]
-    while True:
-        design = np.array([[1.0, *(float(column in had) for column in kept)] for had in held])
-        prior = np.diag([0.0, *(1 / PRIOR_SD**2 for _ in kept)])
-        covariance = np.linalg.inv(design.T @ (weight[:, None] * design) + prior)
-        found: Floats = covariance @ (design.T @ (weight * target))
-        sure = np.abs(found[1:]) / np.sqrt(np.diag(covariance)[1:])
-        if not kept or sure.min() >= KEPT:
-            return LevelFit(float(found[0]), dict(zip(kept, map(float, found[1:]), strict=True)))
-        kept.pop(int(sure.argmin()))
+    data = Data(np.log(np.array(rates)), weight, [set(columns_of(launch, columns, level)) for launch in launches])
+    known = [c for c in (*columns, EAGER) if 0 < sum(c in had for had in data.held) < len(launches)]
+    kept: list[Column] = []
+    best, found = data.solve(kept)
+    while moves := [[*(k for k in kept if k != c), *([] if c in kept else [c])] for c in known]:
+        step = min(moves, key=lambda move: data.solve(move)[0])
+        criterion, factors = data.solve(step)
+        if criterion >= best:
+            break
+        kept, best, found = step, criterion, factors
+    return LevelFit(float(found[0]), dict(zip(kept, map(float, found[1:]), strict=True)))
 
 
 class LeftOut(NamedTuple):

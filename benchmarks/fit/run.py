@@ -1,7 +1,9 @@
-"""Fit a scenario of the simulated node to a table of measured launches, and say how wrong it is.
+"""Fit a scenario of the simulated node to tables of measured launches, and say how wrong it is.
 
     servetune export STUDY --format table -o launches.jsonl
     python benchmarks/fit/run.py launches.jsonl --name NAME --architecture CLASS -o NAME.yaml
+
+Tables of several studies are taken together: of one engine, model, GPU and load, with one baseline.
 
 The scenario plays that engine on that node; docs/simulated-node.md says what its numbers are worth.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,11 +194,20 @@ def assignment_of(launch: Launch) -> dict[str, Value]:
     return {**told, "cuda-graph-max-bs": int(launch.graph)}
 
 
+def together(tables: Sequence[Path]) -> MeasuredTable:
+    """One table of all their launches."""
+    with tempfile.TemporaryDirectory() as folder:
+        joined = Path(folder) / "launches.jsonl"
+        joined.write_text("".join(table.read_text(encoding="utf-8") for table in tables), encoding="utf-8")
+        return load_table(str(joined))
+
+
 def header(table: MeasuredTable, lines: Sequence[str]) -> str:
     rows = [row for found in table.configurations for row in found.launches]
     first, days = table.first, sorted({row.started_at[:10] for row in rows})
+    studies = ", ".join(sorted({row.study for row in rows}))
     said = [
-        f"Fitted by benchmarks/fit/run.py to {len(rows)} launches of the study {first.study} that were measured on "
+        f"Fitted by benchmarks/fit/run.py to {len(rows)} launches ({studies}) of "
         f"{', '.join(days)}: {', '.join(first.gpu.names)}, {first.engine.name} {first.engine.version}.",
         "Its numbers are a model's; only those of the table were measured. How far it is from them:",
         *lines,
@@ -205,12 +217,12 @@ def header(table: MeasuredTable, lines: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table")
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE")
     parser.add_argument("--name", required=True)
     parser.add_argument("--architecture", required=True, help="the model's class, as in its config.json")
     parser.add_argument("-o", "--output", type=Path, required=True)
     told = parser.parse_args()
-    table = load_table(told.table)
+    table = together(told.tables)
     baseline = next(row for row in table.baseline().launches if row.failure is None)
     graph = graph_of(baseline, 0.0)
     told.defaults = defaults_of(baseline, graph)

@@ -125,10 +125,16 @@ def test_a_format_that_holds_every_launch_takes_no_trial(finished):
     assert "--trial" in finished("export", "done", "--format", "table", "--trial", "0", status=2).stderr
 
 
-def test_a_study_runs_over_the_space_of_a_study_file():
+@pytest.mark.parametrize(
+    ("study", "said"),
+    [
+        ("h200-moe", {"disable-overlap-schedule": {True, False}, "moe-runner-backend": {"auto", "triton_kernel"}}),
+        ("h200-streaming", {"stream-interval": {4, 8, 16, None}, "tokenizer-worker-num": {4, None}}),
+    ],
+)
+def test_a_study_runs_over_the_space_of_a_study_file(study, said):
     """The fitted scenario speaks of flags that the usual space does not have."""
-    space = SHIPPED.parents[3] / "studies" / "h200-moe.yaml"
-    keys = {"sampler": NamedChoice(name="random"), "seed": 0, "node_hours": 1.0, "space": str(space)}
+    space = SHIPPED.parents[3] / "studies" / f"{study}.yaml"
+    keys = {"sampler": NamedChoice(name="random"), "seed": 0, "node_hours": 2.0, "space": str(space)}
     trials = simulate("moe4b-bf16-1x-h200", keys)["trajectory"]
-    assert {trial["flags"]["disable-overlap-schedule"] for trial in trials} == {True, False}
-    assert {trial["flags"]["moe-runner-backend"] for trial in trials} == {"auto", "triton_kernel"}
+    assert {flag: {trial["flags"].get(flag) for trial in trials} for flag in said} == said

@@ -124,16 +124,17 @@ def test_speculative_decoding_needs_a_draft_model():
     assert not {"speculative", "speculative-attention-mode"} & names
 
 
-#: Fitted to a study of its own space, which `servetune simulate --space` takes.
-FITTED = {"moe4b-bf16-1x-h200": "h200-moe"}
+#: Fitted to studies of their own spaces, which `servetune simulate --space` takes.
+FITTED = {"moe4b-bf16-1x-h200": ("h200-moe", "h200-streaming")}
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_simulated_space_speaks_of_what_scenarios_know(path):
     known = yaml.safe_load(path.read_text())["flags"]
     if path.stem in FITTED:
-        study = yaml.safe_load((FOLDER.parent / "studies" / f"{FITTED[path.stem]}.yaml").read_text())
-        said = {*study["search_space"]["parameters"], *study["fixed"]}
+        files = [FOLDER.parent / "studies" / f"{name}.yaml" for name in FITTED[path.stem]]
+        studies = [yaml.safe_load(file.read_text()) for file in files]
+        said = {flag for study in studies for flag in (*study["search_space"]["parameters"], *study["fixed"])}
         assert known.keys() <= {flag.removesuffix("-decode") for flag in said}
     else:
         assert flags_of(load_space("simulated", FOLDER)) == known.keys()

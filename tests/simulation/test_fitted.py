@@ -16,12 +16,14 @@ from servetune.simulation.scenario import load_scenario
 from servetune.simulation.table import load_table
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "recordings" / "h200" / "study" / "h200-moe.jsonl"
+TABLES = [
+    ROOT / "tests" / "recordings" / "h200" / "study" / f"{study}.jsonl" for study in ("h200-moe", "h200-streaming")
+]
 NAME = "moe4b-bf16-1x-h200"
 
 
-def fitted(table, file):
-    words = [ROOT / "benchmarks" / "fit" / "run.py", table, "--name", NAME, "--architecture", "Qwen3MoeForCausalLM"]
+def fitted(tables, file):
+    words = [ROOT / "benchmarks" / "fit" / "run.py", *tables, "--name", NAME, "--architecture", "Qwen3MoeForCausalLM"]
     done = subprocess.run([sys.executable, *words, "-o", file], capture_output=True, text=True, check=True)
     return done.stdout
 
@@ -29,7 +31,7 @@ def fitted(table, file):
 @pytest.fixture(scope="module")
 def again(tmp_path_factory):
     file = tmp_path_factory.mktemp("fit") / f"{NAME}.yaml"
-    return file, fitted(TABLE, file)
+    return file, fitted(TABLES, file)
 
 
 def test_the_shipped_scenario_is_what_the_script_makes_of_the_table(again):
@@ -45,12 +47,12 @@ def test_the_page_gives_the_errors_that_the_script_prints(again):
 
 def test_it_is_called_fitted_and_still_simulated(again):
     assert again[0].read_text().startswith("# Fitted by benchmarks/fit/run.py to ")
-    assert "2026-11-29" in again[0].read_text().splitlines()[0]
+    assert "(h200-moe, h200-streaming) of 2026-11-29, 2026-11-30" in again[0].read_text().splitlines()[0]
 
 
 def test_known_factors_are_found_again(tmp_path):
     """Launches made from a base and two factors, without noise."""
-    rows = [json.loads(line) for line in TABLE.read_text().splitlines()]
+    rows = [json.loads(line) for line in TABLES[0].read_text().splitlines()]
     base, factor = rows[0], {"attention-backend": 0.8, "schedule-policy": 1.1}
     made = []
     for number in range(8):
@@ -66,7 +68,7 @@ def test_known_factors_are_found_again(tmp_path):
     made += [json.dumps(row) for row in broken(base)]
     table = tmp_path / "made.jsonl"
     table.write_text("\n".join(made) + "\n")
-    fitted(table, tmp_path / "made.yaml")
+    fitted([table], tmp_path / "made.yaml")
     scenario = load_scenario(str(tmp_path / "made.yaml"))
     for found in load_table(str(table)).configurations:
         if found.score() is None:
