@@ -1,7 +1,8 @@
-"""Every launch of the H200 studies (tests/recordings/h200/study): what validate and diagnose say of it."""
+"""The H200 studies (tests/recordings/h200/study): what validate and diagnose say of them, and what is told of them."""
 
 import json
 import lzma
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from servetune.cli import cli
 from servetune.cli.diagnose import diagnose_text
 from servetune.engines.sglang.logs import SglangLogReader
 from servetune.storage import StudyStore
-from servetune.tuner.confirm import leaders, next_launch, winner
+from servetune.tuner.confirm import lead, leaders, next_launch, winner
 from servetune.tuner.estimate import estimated
 
 STUDY = Path(__file__).parents[1] / "recordings" / "h200" / "study"
 RECORDED = json.loads((STUDY / "launches.json").read_text())
 LOGS = sorted((STUDY / "logs").glob("*/*.log"))
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "results-h200.md").read_text()
+README = (ROOT / "README.md").read_text()
 STUDIES = ("h200-moe", "h200-streaming")
 #: Of what a log says, all that does not count lines that were left out.
 KEPT = ("memory_gib", "graph_gib", "kv_tokens", "captured_sizes", "server_args", "ready", "phase")
@@ -105,3 +109,25 @@ def test_the_confirmed_lead_stands_and_the_leader_that_was_overlooked_is_confirm
     spec, trials = studies["h200-streaming"]
     assert winner(trials, spec).number == 4
     assert next_launch(spec, trials).trial == 0  # in turn with the baseline
+
+
+def seconds(stamp):
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def test_the_tuner_itself_took_less_than_two_percent(runs):
+    """What is no phase of a launch, of the time from the first launch's start to the last one's end."""
+    whole = [run for study, run in runs if study == "h200-streaming"]
+    span = max(seconds(run.finished_at) for run in whole) - min(seconds(run.started_at) for run in whole)
+    own = 1 - sum(sum(run.phase_s.values()) for run in whole) / span
+    assert 0 < own < 0.02
+    assert f"**{100 * own:.1f} %**" in PAGE
+
+
+def test_the_page_and_the_readme_give_the_gain_that_the_report_states(studies):
+    spec, trials = studies["h200-streaming"]
+    found = lead(trials[4], trials[0], spec)
+    assert winner(trials, spec).number == 4
+    for text in (f"+{100 * found.gain:.1f} %", f"+{100 * found.low:.1f} to +{100 * found.high:.1f} %"):
+        assert text in PAGE
+    assert f"{100 * found.gain:.0f} % ahead" in README
