@@ -70,7 +70,7 @@ def test_no_command_that_served_is_refused(runs, stand_ins, tmp_path):
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.parent.name}/{log.stem}")
 def test_a_server_that_served_and_was_stopped_has_no_failure(log):
-    """Most of them write of crashed subprocesses while they are stopped; one of the launches was interrupted."""
+    """Half of them write of crashed subprocesses while they are stopped; one of the launches was interrupted."""
     with log.open("rb") as lines:
         found = diagnose_text(lines, {})
     assert (found["class"], found["phase"], found["evidence"]) == ("none", "serving", [])
