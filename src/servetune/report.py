@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
-from servetune import __version__
 from servetune.core.answers import Agreement, AnswerRecord
 from servetune.core.knowledge import Clause, LearnedConstraint, Lesson, Scope
-from servetune.core.node import NodeFacts
 from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy
-from servetune.core.trial import RunRecord, TrialRecord, TrialState
+from servetune.core.trial import TrialRecord, TrialState
 from servetune.search.learning import implies
 from servetune.tuner.confirm import Lead, baselines, failed_again, lead, passed_by_chance, winner
 from servetune.tuner.effects import is_the_baseline, no_difference, not_in_effect
@@ -329,56 +326,3 @@ def _warnings(records: Sequence[TrialRecord], best: Sequence[TrialRecord]) -> tu
         for measurement in record.measurements:
             warnings += [f"trial {record.number}, {text}" for text in measurement.warnings]
     return tuple(warnings)
-
-
-def provenance(
-    stored: StoredStudy, records: Sequence[TrialRecord], record: TrialRecord, run: RunRecord
-) -> tuple[str, ...]:
-    """Header of an export: study, trial, node, engine version, date, and the measured table against the baseline."""
-    base = next(iter(baselines(records)), None)
-    facts = run.facts
-    lines = [f"WARNING: this command failed: {failed}"] if (failed := how_it_failed(record)) else []
-    lines += [f"servetune {__version__}: study {stored.name}, trial {record.number}, {sets(stored, record)}"]
-    lines += [SIMULATED] if facts.simulated else []
-    lines += [
-        f"node: {_node(facts)}",
-        f"engine: {facts.engine_name or stored.spec.engine.name} {facts.engine_version or '(version unknown)'}, "
-        f"model {stored.spec.engine.model}",
-        f"measured {run.started_at}, exported {datetime.now(UTC).isoformat(timespec='seconds')}",
-        verdict(stored, records, record, base) if record.value is not None else f"trial is {record.state.value}",
-        "",
-        *_table(record, base),
-    ]
-    return tuple(lines)
-
-
-def how_it_failed(record: TrialRecord) -> str:
-    """`CLASS in PHASE: message` on one line; empty when the last launch did not fail."""
-    failure = record.failure
-    return "" if failure is None else f"{failure.slug} in {failure.phase.value}: {' '.join(failure.message.split())}"
-
-
-def _node(facts: NodeFacts) -> str:
-    gpus = f"{facts.gpu_count} x {facts.gpu_names[0]}" if facts.gpu_names else "no GPU"
-    parts = [f"{facts.node} {facts.host}".strip(), gpus, facts.interconnect, _driver(facts)]
-    return ", ".join(part for part in parts if part)
-
-
-def _driver(facts: NodeFacts) -> str:
-    return f"driver {facts.driver_version}" if facts.driver_version else ""
-
-
-def _table(record: TrialRecord, base: TrialRecord | None) -> list[str]:
-    """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians."""
-    base_levels = {} if base is None else {m.concurrency: m for m in base.measurements}
-    lines = ["concurrency  output tokens/s      baseline     gain  TTFT p50 ms  TPOT p50 ms"]
-    for m in record.measurements:
-        other = base_levels.get(m.concurrency)
-        gain = "" if other is None else f"{100 * (m.output_tokens_per_s / other.output_tokens_per_s - 1):+.1f} %"
-        theirs = "" if other is None else f"{other.output_tokens_per_s:.1f}"
-        ttft = "" if m.ttft_s is None else f"{1000 * m.ttft_s.p50:.0f}"
-        tpot = "" if m.tpot_s is None else f"{1000 * m.tpot_s.p50:.1f}"
-        lines.append(
-            f"{m.concurrency:>11}  {m.output_tokens_per_s:>15.1f}  {theirs:>12}  {gain:>7}  {ttft:>11}  {tpot:>11}"
-        )
-    return lines

@@ -31,11 +31,17 @@ def log_of(study, trial, attempt):
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory):
+def database(tmp_path_factory):
+    """URL of a copy."""
+    copy = tmp_path_factory.mktemp("h200") / "studies.db"
+    copy.write_bytes(lzma.decompress((STUDY / "studies.db.xz").read_bytes()))
+    return f"sqlite:///{copy}"
+
+
+@pytest.fixture(scope="module")
+def studies(database):
     """Name → settings and trials, out of the database."""
-    database = tmp_path_factory.mktemp("h200") / "studies.db"
-    database.write_bytes(lzma.decompress((STUDY / "studies.db.xz").read_bytes()))
-    with StudyStore.open(f"sqlite:///{database}", create=False) as store:
+    with StudyStore.open(database, create=False) as store:
         return {study: (store.study(study).spec, store.trials(study)) for study in STUDIES}
 
 
@@ -131,3 +137,19 @@ def test_the_page_and_the_readme_give_the_gain_that_the_report_states(studies):
     for text in (f"+{100 * found.gain:.1f} %", f"+{100 * found.low:.1f} to +{100 * found.high:.1f} %"):
         assert text in PAGE
     assert f"{100 * found.gain:.0f} % ahead" in README
+
+
+@pytest.mark.parametrize(
+    ("trial", "said", "of_1024"),
+    [
+        (4, "means over 2 fresh launches, of the baseline over 3 launches", "20323.2       12693.1  +60.1 %"),
+        (2, "not confirmed in fresh launches, so expect less", "41647.7       12761.6  +226.4 %"),
+        (0, "means over 3 launches, of the baseline over 3 launches", "12693.1       12693.1   +0.0 %"),
+    ],
+)
+def test_an_export_shows_the_launches_that_count(database, trial, said, of_1024):
+    """Of a confirmed trial the fresh ones, so that the table says what the verdict says."""
+    done = CliRunner().invoke(cli, ["export", "h200-streaming", "--trial", str(trial), "--storage", database])
+    assert done.exit_code == 0, done.output
+    assert said in done.stdout
+    assert of_1024 in done.stdout

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from servetune.report import how_it_failed
+from servetune.cli._provenance import how_it_failed
 from servetune.storage import StudyStore
 
 SAYS = "moe-a2a-backend deepep with tp-size 8 cannot work"

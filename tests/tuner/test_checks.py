@@ -33,9 +33,14 @@ class TalkingNode(VirtualNode):
     def __init__(self, scenario, here, lines_until_cut=0):
         super().__init__(scenario)
         self._here, self.talks, self._until_cut = here, [], lines_until_cut
+        self.talks_at_launch = []
 
     def facts(self):
         return super().facts().model_copy(update={"simulated": False, "engine_rules": False})
+
+    def start(self, spec, study, trial, log_dir):
+        self.talks_at_launch.append(len(self.talks))
+        return super().start(spec, study, trial, log_dir)
 
     def converse(self, argv, env):
         self.talks.append(self._here.converse(argv, env))
@@ -92,6 +97,7 @@ def study(tmp_path):
         for record in store.trials(spec.study):
             trials.setdefault(record.assignment.get("page-size"), record)
         assert all(talk._process.poll() is not None for talk in node.talks)
+        assert node.talks_at_launch[0] == 2, "they become warm while the baseline is launched"
         return trials, listener.warnings, node.talks, store
 
     return ran

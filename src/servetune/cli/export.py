@@ -11,10 +11,10 @@ import click
 
 from servetune import plugins
 from servetune.cli._options import open_store, storage_option
+from servetune.cli._provenance import how_it_failed, provenance
 from servetune.core.errors import SpecError, UsageError
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
-from servetune.report import how_it_failed, provenance
 from servetune.tuner.confirm import winner
 from servetune.tuner.front import PICKS, Pick
 from servetune.tuner.front import pick as picked

@@ -5,6 +5,7 @@ They may only ever save a launch. Whatever breaks about them is said once, and t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ ASKED = 3
 
 
 class NodeChecks:
-    """Starts the checks when they are first needed: importing an engine takes seconds.
+    """Starts the checks when they are first needed, or before: importing an engine takes seconds.
 
     `baseline` is launched whatever they say.
     """
@@ -32,8 +33,16 @@ class NodeChecks:
         self._node, self._engine, self._facts = node, engine, facts
         self._baseline, self._listener = dict(baseline), listener
         self._preflight: Preflight | None = None
+        self._trusted = False
         self._undecided = 0
         self._over = facts.simulated or facts.engine_version is None
+
+    def warm_up(self) -> None:
+        """Start them without waiting, beside a launch that is not asked about. What goes wrong is told when one is."""
+        if self._over or self._preflight is not None:
+            return
+        with contextlib.suppress(ProgramEndedError, NodeUnreachableError, ConnectionLostError):
+            self._begin()
 
     def verdict(self, assignment: Assignment) -> PreflightVerdict | None:
         """What the engine says; None where it cannot be asked, or something else than its checks went wrong."""
@@ -61,11 +70,11 @@ class NodeChecks:
             except ConnectionLostError:
                 if self._preflight is not None:
                     self._preflight.close()
-                    self._preflight = None
+                    self._preflight, self._trusted = None, False
         return self._asked_once(assignment)
 
     def _asked_once(self, assignment: Assignment) -> PreflightVerdict | None:
-        if self._preflight is None and not self._start():
+        if not self._trusted and not self._start():
             return None
         assert self._preflight is not None
         return self._preflight.ask(assignment)
@@ -81,15 +90,22 @@ class NodeChecks:
         if self._preflight is not None:
             self._preflight.close()
 
+    def _begin(self) -> None:
+        node, engine = self._node, self._engine
+        if not isinstance(node, OffersConversation) or not isinstance(engine, OffersPreflight):
+            self._over = True
+        else:
+            self._preflight = engine.preflight(node.converse, self._facts)
+
     def _start(self) -> bool:
         """Whether they can be trusted: a baseline that is launched and refused says that they see another machine."""
-        node, engine = self._node, self._engine
-        if self._facts.simulated or not isinstance(node, OffersConversation) or not isinstance(engine, OffersPreflight):
-            self._over = True
+        if self._preflight is None:
+            self._begin()
+        if self._preflight is None:
             return False
-        self._preflight = engine.preflight(node.converse, self._facts)
         first = self._preflight.ask(self._baseline)
         if first.ok:
+            self._trusted = True
             return True
         self._give_up(f"{'they refuse the baseline: ' if first.decided else ''}{_said(first)}")
         return False
