@@ -169,7 +169,7 @@ def _fell_behind(record: TrialRecord, base: TrialRecord, found: Lead | None) -> 
     """A trial that was ahead in the launch that chose it, and not in those that were to confirm it."""
     if found is None or not found.launches or found.gain > 0 or (record.value or 0.0) <= (base.value or 0.0):
         return ""
-    count = f"{found.launches} fresh launches against {found.baseline_launches} of the baseline"
+    count = _launches(found)
     return f"measured more than the baseline in the search alone: {100 * found.gain:+.1f} % in {count}"
 
 
@@ -178,6 +178,11 @@ def sets(stored: StoredStudy, record: TrialRecord) -> str:
     fixed = stored.spec.space.fixed
     words = [f"{flag}={value}" for flag, value in record.assignment.items() if fixed.get(flag) != value]
     return " ".join(words) or "(the fixed flags alone)"
+
+
+def _launches(found: Lead) -> str:
+    fresh = f"{found.launches} fresh launch{'' if found.launches == 1 else 'es'}"
+    return f"{fresh} against {found.baseline_launches} of the baseline"
 
 
 def verdict(
@@ -198,7 +203,7 @@ def verdict(
     ahead = f"trial {best.number} is {100 * found.gain:+.1f} % ahead of the baseline{_idle(best)}"
     if found.launches == 0:
         return f"{ahead}; not confirmed in fresh launches, so expect less"
-    count = f"{found.launches} fresh launches against {found.baseline_launches} of the baseline"
+    count = _launches(found)
     if found.low is None or found.high is None:
         return f"{ahead} in {count}: too few for an interval"
     interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f} %, {count}"
@@ -215,7 +220,7 @@ def _not_proved(stored: StoredStudy, records: Sequence[TrialRecord], base: Trial
     if best is None or best.low is None or best.high is None or best.gain <= 0 or best.equivalent:
         return ""
     interval = f"95 % interval {100 * best.low:+.1f} to {100 * best.high:+.1f} %"
-    count = f"{best.launches} fresh launches against {best.baseline_launches} of the baseline"
+    count = _launches(best)
     return f"trial {best.trial} is not proved to be ahead ({100 * best.gain:+.1f} %, {interval}, {count})"
 
 
