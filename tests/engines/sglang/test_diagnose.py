@@ -108,6 +108,31 @@ def test_what_was_asked_to_be_off_is_in_effect_when_the_log_says_that_it_is_off(
     assert [item["flag"] for item in refused["not_in_effect"]] == ["--cuda-graph-backend-prefill"]
 
 
+def test_without_a_command_the_arguments_say_what_was_asked_to_be_off() -> None:
+    """The log of a launch shows `server_args=` only; its flag of a choice holds what was given."""
+    with (RECORDINGS / "h200" / "study" / "logs" / "h200-moe" / "trial-7.log").open("rb") as stream:
+        log = stream.read()
+    assert b"Disable prefill CUDA graph because" in log
+    assert diagnose_text(io.BytesIO(log))["not_in_effect"] == []
+    told = diagnose_text(io.BytesIO(log), {"cuda-graph-backend-prefill": "breakable"})
+    assert [item["flag"] for item in told["not_in_effect"]] == ["--cuda-graph-backend-prefill"]
+
+
+def test_a_switch_that_was_asked_to_be_off_is_off_as_asked() -> None:
+    log = b"[2026-11-29 21:52:36] Mixed chunk is disabled because of the attention backend.\n"
+    assert diagnose_text(io.BytesIO(log), {"enable-mixed-chunk": False})["not_in_effect"] == []
+    refused = diagnose_text(io.BytesIO(log), {"enable-mixed-chunk": True})
+    assert [item["flag"] for item in refused["not_in_effect"]] == ["--enable-mixed-chunk"]
+
+
+def test_secrets_are_masked_and_tokens_of_a_batch_are_not() -> None:
+    log = b'Traceback (most recent call last):\n  File "/x/server_args.py", line 1, in __post_init__\n    raise\nValueError: '
+    said = b"the token budget of --hf-token hf_abc with Authorization: Bearer eyJ.x and api_key='a b' is too small\n"
+    text = diagnose_text(io.BytesIO(log + said))["evidence"][0]["text"]
+    assert "token budget" in text
+    assert not any(secret in text for secret in ("hf_abc", "eyJ", "a b"))
+
+
 def test_a_missing_file_is_bad_input() -> None:
     done = servetune("no-such.log")
     assert done.returncode == 2

@@ -11,7 +11,8 @@ from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, Run
 from servetune.engines.sglang._repair_numbers import Numbers
 
 _SECRET = re.compile(
-    r"(?i)((?<!#)(?:api[-_]?key|token|password|secret|authorization)['\"]?\s*[=: ]\s*)"
+    r"(?i)((?:(?<!#)(?:api[-_]?key|token|password|secret|authorization)['\"]?\s*[=:]\s*"
+    r"|(?:api[-_]?key|password|authorization|[-_](?:token|secret)) +)(?:['\"]?bearer +)?)"
     r"(?!\d+(?:\.\d+)?\b)(?:'[^']*'|\"[^\"]*\"|[^\s,)]+)"
 )
 

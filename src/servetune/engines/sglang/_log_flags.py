@@ -180,9 +180,14 @@ class LaunchFlags:
         return False
 
     def asked_off(self, flag: str) -> bool:
-        """Whether the user asked for what the flag names to be off: a line that says so is then no news."""
-        asked = self.asked.get(flag)
-        return is_set(asked) if flag.startswith("disable-") else asked in _OFF
+        """Whether the user asked for what the flag names to be off: a line that says so is then no news.
+
+        Where the log shows no command, `server_args=` tells what a choice was set to.
+        """
+        if flag.startswith("disable-"):
+            return is_set(self.asked.get(flag))
+        asked = self.value(flag) if flag not in self.asked else self.asked[flag]
+        return asked in _OFF or (flag in self.asked and asked is False)
 
     def switches(self) -> list[str]:
         """The switches that are on."""
