@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, POOLS, SCHEDULER, SRT, Log
+from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, POOLS, SCHEDULER, SRT, VALIDATION, Log
 
 from servetune.engines.sglang.logs import SglangLogReader
 
@@ -18,6 +18,8 @@ FLAGS = {
     "moe_runner_backend": "deep_gemm",
     "enable_hierarchical_cache": True,
     "mem_fraction_static": 0.9,
+    "moe_a2a_backend": "flashinfer",
+    "pp_size": 2,
 }
 
 
@@ -139,6 +141,112 @@ CASES = (
         ("host_env", "serving", "stop"),
         "",
     ),
+    Unseen(
+        "load",
+        (*LOADING, "layers/moe/fused_moe_triton/layer.py:_weight_loader_impl> raise ValueError("),
+        "ValueError: input_scales of w1 and w3 of a layer must be equal. But got 0.0123 vs. 0.0139",
+        ("model_artifact", "load", "infeasible"),
+    ),
+    Unseen(
+        "load",
+        (*LOADING, "layers/linear.py:weight_loader_v2> raise ValueError("),
+        "ValueError: Expected scale of shape [128, 56], the checkpoint has [64, 56]",
+        ("model_artifact", "load", "infeasible"),
+    ),
+    Unseen(
+        "load",
+        (*LOADING, "models/qwen3_5.py:load_weights> param = params_dict[name]"),
+        "KeyError: 'model.layers.4.mlp.experts.w13_weight'",
+        ("model_artifact", "load", "infeasible"),
+        "pp-size",
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, "batch_overlap/single_batch_overlap.py:execute_sbo> with configure_deep_gemm_num_sms("),
+        "torch.AcceleratorError: CUDA error: operation would make the legacy stream depend on a capturing blocking stream",
+        ("graph_capture", "graph_capture", "infeasible"),
+        "disable-cuda-graph",
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, "layers/sampler.py:forward> torch.rand_like(x)"),
+        "RuntimeError: Offset increment outside graph capture encountered unexpectedly.",
+        ("graph_capture", "graph_capture", "infeasible"),
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, "layers/layernorm.py:forward> self._impl(x)"),
+        "RuntimeError: CUDA error: operation would result in a merge of separate capture sequences",
+        ("graph_capture", "graph_capture", "infeasible"),
+    ),
+    Unseen(
+        "load",
+        (
+            *LOADING,
+            "layers/moe/token_dispatcher/flashinfer.py:__init__> self.moe_a2a = MoeAlltoAll(",
+            f"{SITE}/flashinfer/comm/mnnvl.py:open_mnnvl_memory> raise RuntimeError(",
+        ),
+        "RuntimeError: pidfd_getfd(pidfd=173, fd=160) failed with errno 1: Operation not permitted. Permission denied. If "
+        "running in a container, try adding --cap-add=SYS_PTRACE to your docker run command.",
+        ("comm_init", "load", "infeasible"),
+        "moe-a2a-backend",
+    ),
+    Unseen(
+        "capture",
+        (
+            *CAPTURE,
+            "layers/flashinfer_comm_fusion.py:initialize> comm.trtllm_create_ipc_workspace_for_all_reduce_fusion(",
+            f"{SITE}/flashinfer/comm/cuda_ipc.py:CUDART_CHECK> raise RuntimeError(",
+        ),
+        "RuntimeError: CUDART error: invalid resource handle",
+        ("comm_init", "graph_capture", "infeasible"),
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, f"{SITE}/torch/_ops.py:__call__> return self._op(*args, **kwargs)"),
+        'RuntimeError: Assertion error (/build/csrc/jit/compiler.hpp:189): false and "NVCC compilation failed"',
+        ("jit_autotune", "graph_capture", "stop"),
+        "",
+    ),
+    Unseen(
+        "http",
+        (*EVENT_LOOP, f"{SITE}/deep_gemm/jit/compiler.py:compile> assert False, f'Failed to compile'"),
+        "AssertionError: Failed to compile /root/.cache/deep_gemm/cache/kernel.gemm_fp8/kernel.cu",
+        ("jit_autotune", "warmup", "stop"),
+        "",
+    ),
+    Unseen(
+        "captured",
+        (
+            *SCHEDULER,
+            "model_executor/model_runner.py:_flashinfer_autotune> self._dummy_run(batch_size=size)",
+            f"{SITE}/flashinfer/fused_moe/core.py:trtllm_fp4_block_scale_moe_op> return moe_op.run(",
+        ),
+        "RuntimeError: _Map_base::at",
+        ("jit_autotune", "warmup", "retry"),
+        "disable-flashinfer-autotune",
+    ),
+    Unseen(
+        "captured",
+        (*SCHEDULER, f"{SITE}/flashinfer/autotuner.py:choose_one> raise RuntimeError("),
+        "RuntimeError: tensor a has an odd stride",
+        ("jit_autotune", "warmup", "retry"),
+        "disable-flashinfer-autotune",
+    ),
+    Unseen(
+        "http",
+        (*EVENT_LOOP, "layers/attention/trtllm_mha_backend.py:forward_extend> o = flashinfer.prefill.run("),
+        "RuntimeError: Error in function 'trtllm_paged_attention_launcher' at /x.cu:171: Missing TRTLLM-GEN kernel (context): qkvLayout=2",
+        ("arch_unsupported", "warmup", "infeasible"),
+        "attention-backend",
+    ),
+    Unseen(
+        "capture",
+        (*CAPTURE, f"{SITE}/flashinfer/decode.py:plan> self._module.plan("),
+        "RuntimeError: FlashInfer Internal Error: Invalid configuration : NUM_MMA_Q=1 NUM_MMA_D_QK=12, please create an issue",
+        ("arch_unsupported", "graph_capture", "infeasible"),
+        "attention-backend",
+    ),
 )
 
 
@@ -238,6 +346,140 @@ def test_the_first_rank_decides_whatever_the_others_say_of_it() -> None:
     )
     found = diagnosis(log.dies(serving=True))
     assert (found["class"], found["phase"], found["first_rank"]) == ("device_fault", "serving", "TP5")
+
+
+def test_nccl_says_that_it_found_no_memory() -> None:
+    """The exception speaks of NCCL only; the warning of the library above it says why."""
+    for place, text, answer in (
+        ("capture", "Cuda failure 2 'out of memory'", ("oom_graph", "graph_capture")),
+        ("capture", "Failed to CUDA calloc async 10485760 bytes", ("oom_graph", "graph_capture")),
+        ("ready", "Failed to CUDA malloc 33554432 bytes", ("oom_runtime", "serving")),
+    ):
+        log = (
+            Log().arguments(**FLAGS).start(place, ("TP0",)).decides(f"node:88:88 [6] enqueue.cc:1540 NCCL WARN {text}")
+        )
+        frames = (
+            *(CAPTURE if place == "capture" else EVENT_LOOP),
+            "distributed/device_communicators/pynccl_wrapper.py:NCCL_CHECK> raise RuntimeError(",
+        )
+        log.raises(
+            "TP6", frames, "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+        )
+        found = diagnosis(log.dies(place == "ready"))
+        assert (found["class"], found["phase"], found["verdict"]) == (*answer, "infeasible")
+        assert found["evidence"][0]["line"] == log.decisive
+        assert "--mem-fraction-static" in [one["flag"] for one in found["repair"]]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "DeepEP timeout check failed: rank = 6, thread = 0, value = 0)",
+        "DeepEP RDMA sender coordinator timeout, channel: 3, IB: 0, dst IB: 1, tail: 12, remaining: 4",
+        "DeepEP timeout for dispatch senders, rank 2, responsible_channel = 4",
+    ],
+)
+def test_what_an_all_to_all_printed_before_its_kernel_gave_up(printed: str) -> None:
+    log = Log().arguments(tp_size=8, moe_a2a_backend="deepep").start("ready", ("TP0",)).decides(printed, wait=60)
+    text = "torch.AcceleratorError: CUDA error: unspecified launch failure"
+    found = diagnosis(log.raises("TP6", EVENT_LOOP, text, wait=40).dies(serving=True))
+    assert (found["class"], found["phase"], found["verdict"]) == ("comm_runtime", "serving", "retry")
+    assert found["evidence"][0]["line"] == log.decisive
+
+
+def test_nvshmem_fails_where_it_is_first_used() -> None:
+    log = Log().arguments(tp_size=8, moe_a2a_backend="deepep").start("capture", ("TP0",))
+    log.decides("/build/nvshmem/src/modules/transport/ibrc/ibrc.cpp:418: non-zero status: 22 ibv_modify_qp failed")
+    log.add("/build/nvshmem/src/host/init/init.cu:1007: non-zero status: 7 nvshmem setup connections failed")
+    log.add("Rank 3 scheduler is dead. Please check if there are relevant logs.", "", 1)
+    found = diagnosis(log.add("Exit code: 255", ""))
+    assert (found["class"], found["phase"], found["verdict"]) == ("comm_init", "graph_capture", "infeasible")
+    assert found["evidence"][0]["line"] == log.decisive
+    assert ("--moe-a2a-backend", "none") in [(one["flag"], one["value"]) for one in found["repair"]]
+
+
+def test_what_a_tuner_writes_behind_an_exception_is_not_its_message() -> None:
+    """No command and no arguments in the log: the message alone says what to leave out, and what must not be missing."""
+    log = Log().raises(
+        None,
+        (*VALIDATION[:2], "server_args.py:check_server_args> raise ValueError("),
+        "ValueError: When enabling two batch overlap, moe_a2a_backend cannot be 'none'.\n"
+        "[tuner] trial 19: exit=1, argv=--model-path /m --tp-size 8 --enable-two-batch-overlap",
+        decisive=True,
+        header="",
+    )
+    found = diagnosis(log)
+    assert (found["class"], found["phase"]) == ("invalid_combo", "validate")
+    assert "--tp-size" not in found["blamed"]
+    assert [(one["flag"], one["value"]) for one in found["repair"]] == [("--enable-two-batch-overlap", None)]
+
+
+def test_a_message_that_says_what_to_set_and_what_to_lower() -> None:
+    log = Log().add(
+        "+ sglang serve --model-path /m --tp-size 8 --moe-a2a-backend flashinfer --chunked-prefill-size 16384"
+    )
+    text = (
+        "ValueError: FlashInfer MoE A2A per-rank token budget exceeds its workspace: required=2048, capacity=1024. Set "
+        "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK>=2048, or lower --chunked-prefill-size."
+    )
+    frames = (*VALIDATION[:2], "arg_groups/moe_hook.py:validate_flashinfer_a2a_token_budget> raise ValueError(")
+    found = diagnosis(log.raises(None, frames, text, header=""))
+    assert "token budget exceeds" in found["evidence"][0]["text"]
+    assert [(one["flag"], one["value"]) for one in found["repair"][:2]] == [
+        ("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "2048"),
+        ("--chunked-prefill-size", 8192),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "mended"),
+    [("int", "8192.0", 8192), ("int", "8k", 8000), ("float", "90%", 0.9), ("int", "0.5", None), ("int", "auto", None)],
+)
+def test_a_number_that_the_parser_does_not_take(kind: str, value: str, mended: float | None) -> None:
+    found = diagnosis(
+        Log().add(f"launch_server.py: error: argument --chunked-prefill-size: invalid {kind} value: '{value}'")
+    )
+    assert [(one["flag"], one["value"]) for one in found["repair"]] == [("--chunked-prefill-size", mended)]
+
+
+def test_retractions_explain_a_slow_benchmark() -> None:
+    log = Log().arguments(tp_size=8, mem_fraction_static=0.84, max_running_requests=256).start("ready", ("TP0",))
+    for number in range(4):
+        full = "KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.52 -> 0.81"
+        log = log.add(full, "TP0", 5) if number else log.decides(full, "TP0", 5)
+        log.serve(1, "TP0")
+    log.add("[bench] 1024/1024 requests, output throughput 398.71 tok/s (baseline: 1507.20 tok/s)", "", 60)
+    found = diagnosis(log)
+    assert (found["class"], found["evidence"][0]["line"]) == ("perf_regression", log.decisive)
+    assert found["repair"][0]["flag"] == "--mem-fraction-static"
+
+
+def test_a_benchmark_that_measured_a_throughput_was_answered() -> None:
+    log = Log().arguments(tp_size=8).start("ready", ("TP0",)).serve(3)
+    log.decides(
+        "[bench] 412 of 3000 requests failed: ('Connection aborted.', TimeoutError('client timeout 60 s')); 2588 ok, "
+        "output throughput 1961.30 tok/s",
+        "",
+    )
+    found = diagnosis(log)
+    assert (found["class"], found["evidence"][0]["line"]) == ("overload", log.decisive)
+
+
+def test_a_further_node_serves_without_saying_that_it_is_ready() -> None:
+    log = (
+        Log().arguments(tp_size=16, nnodes=2, mem_fraction_static=0.9).start("captured", ("TP8", "TP9")).serve(3, "TP8")
+    )
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 7 has 521.12 MiB free."
+    found = diagnosis(log.raises("TP15", EVENT_LOOP, text, decisive=True, wait=600).dies(serving=True))
+    assert (found["class"], found["phase"]) == ("oom_runtime", "serving")
+
+
+def test_the_kernel_names_whom_it_killed() -> None:
+    log = Log().arguments(tp_size=8).start("load", ("TP0", "TP1"))
+    log.add("[kmsg] python3 invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0")
+    log.decides("[kmsg] Memory cgroup out of memory: Killed process 41877 (sglang::schedul) total-vm:1420811320kB")
+    found = diagnosis(log.add("Killed"))
+    assert (found["class"], found["phase"], found["evidence"][0]["line"]) == ("host_env", "load", log.decisive)
 
 
 class Fragment(NamedTuple):

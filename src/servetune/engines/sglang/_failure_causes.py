@@ -10,7 +10,7 @@ from servetune.core.failure import Phase
 from servetune.engines.sglang._failure_phase import phase_of
 from servetune.engines.sglang._failure_table import Entry, entries, entry
 from servetune.engines.sglang._log_flags import LaunchFlags
-from servetune.engines.sglang._log_fragment import is_fragment, is_served
+from servetune.engines.sglang._log_fragment import is_fragment, is_served, is_worker
 from servetune.engines.sglang._log_run import Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
 from servetune.engines.sglang._repair_numbers import numbers_of
@@ -67,7 +67,7 @@ def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
         return _cut_off(trace, run)
     if _CONSEQUENCE.match(raised[-1].text) or _survived_trace(trace, run):
         return None
-    phase = phase_of(trace, is_fragment(run), is_served(run))
+    phase = phase_of(trace, is_fragment(run), is_served(run), is_worker(run))
     matches = []
     for one in raised:
         found = _match(one, phase, run, flags)
@@ -87,7 +87,7 @@ def _cut_off(trace: Trace, run: Run) -> Cause | None:
     for number, text, rank in reversed(run.explaining.get("assertion_line", ())):
         if number < trace.line:
             stack, found = "\n".join(one.stack for one in trace.chain), entry("device_assert")
-            phase = phase_of(trace, is_fragment(run), is_served(run))
+            phase = phase_of(trace, is_fragment(run), is_served(run), is_worker(run))
             return Cause(found, number, text, text, stack, {}, trace.stamp_s, rank or trace.rank, phase, trace=trace)
     return None
 

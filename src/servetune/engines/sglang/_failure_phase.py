@@ -31,7 +31,7 @@ _FRAMES: tuple[tuple[re.Pattern[str], Phase], ...] = (
         re.compile(
             r":load_model\b|model_loader/|:init_torch_distributed|:initialize_model_parallel|:init_parallel_runtime"
             r"|:init_attention_backends?\b|attention_registry|attention_backend_setup|draft_worker|speculative/\S+:__init__"
-            r"|:initialize\b|init_distributed|:init_tp_model_worker"
+            r"|model_executor/\S+:initialize\b|init_distributed|:init_tp_model_worker"
         ),
         Phase.LOAD,
     ),
@@ -49,8 +49,10 @@ _VALIDATION = re.compile(
 )
 
 
-def phase_of(trace: Trace, fragment: bool = False, served: bool = False) -> Phase:
-    """Phase of a traceback. `fragment`: the log has no start, so its place says nothing; `served`: it has batches."""
+def phase_of(trace: Trace, fragment: bool = False, served: bool = False, worker: bool = False) -> Phase:
+    """Phase of a traceback. `fragment`: the log has no start, so its place says nothing; `served`: it has batches;
+    `worker`: it is that of a node that serves and never says that it is ready.
+    """
     position = Phase(trace.phase)
     chain = trace.chain
     stacks = [one.stack for one in chain if one.stack]
@@ -58,7 +60,7 @@ def phase_of(trace: Trace, fragment: bool = False, served: bool = False) -> Phas
     if _WARMUP_CHECK.search(whole):
         return Phase.WARMUP
     if _EVENT_LOOP.search(whole):
-        return Phase.SERVING if trace.ready or fragment else Phase.WARMUP
+        return Phase.SERVING if trace.ready or fragment or worker else Phase.WARMUP
     if trace.ready:
         return Phase.SERVING
     found = _innermost(stacks[0] if stacks else "") or _innermost(whole)

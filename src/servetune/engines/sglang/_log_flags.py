@@ -42,7 +42,11 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"type fp8e\d", "kv-cache-dtype"),
     (r"flashinfer[_-]python", "attention-backend"),
     (r"(?i)\b(?:mha|mla|flash ?attention|attention)\b.{0,20}backend", "attention-backend"),
-    (r"(?i)\bmoe[ _-]?(?:runner|backend)", "moe-runner-backend"),
+    (
+        r"(?i)\bmoe[ _-]?(?:runner|backend)|(?:cutlass|trtllm|mxfp4|cutedsl|marlin|aiter|triton|deep_?gemm)[ _-]+moe\b",
+        "moe-runner-backend",
+    ),
+    (r"(?i)quantization '|\bquantization method\b", "quantization"),
     (r"(?i)schedule[ _-]conservativeness", "schedule-conservativeness"),
     (r"major versions \[9, 10\]", "enable-flashinfer-allreduce-fusion"),
     (r"major versions \[9, 10\]", "flashinfer-allreduce-fusion-backend"),

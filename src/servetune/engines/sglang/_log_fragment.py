@@ -14,6 +14,7 @@ from servetune.engines.sglang._log_tracebacks import HEADER
 #: A longer log is no fragment: nobody pastes so much without the start.
 MAX_BYTES = 64 * 1024
 _FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in \S')
+_FURTHER_RANK = re.compile(r"\bTP[1-9]")
 _BARE = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|OutOfResources)(?:: |:?$)|^Exception: ")
 
 
@@ -26,6 +27,15 @@ def is_fragment(run: Run) -> bool:
 def is_served(run: Run) -> bool:
     """Whether the log shows batches or answered requests."""
     return bool(run.throughput.decode_lines or run.throughput.prefill_lines or run.last_answer_line)
+
+
+def is_worker(run: Run) -> bool:
+    """Whether the log is that of a further node of a server, under load: it has batches and no rank 0.
+
+    Only the first node has the HTTP server, warms up and says that it is ready.
+    """
+    ranks = run.progress.by_rank
+    return bool(run.throughput.decode_lines and ranks) and all(map(_FURTHER_RANK.search, ranks))
 
 
 def completed(text: bytes) -> Run | None:

@@ -36,10 +36,11 @@ _ADVICE = (
     "Compile with `TORCH_USE_CUDA_DSA`",
     "Open an issue on GitHub",
 )
-#: What others write into the same file: the shell, the kernel (`[91231.221] oom-kill:…`), Slurm.
+#: What others write into the same file: the shell, the kernel (`[91231.221] oom-kill:…`), Slurm, a tuner (`[tuner] …`).
 _NOT_A_MESSAGE = re.compile(
     r"^(?:Killed|Aborted|Terminated|Segmentation fault|container exited|[$+#] |server exited"
-    r"|\[(?: *\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] "
+    r"|\[(?:\w{0,20}(?:tune|trial|bench|probe|canary|client|eval|wait|launch|entry|kmsg|dmesg|watch|monitor)\w{0,20}\] "
+    r"|(?: *\d+\.\d+|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] )"
     r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Killed|\S+ invoked oom-killer"
     r"|kernel: |srun: |slurmstepd: |.*\bOOMKilled\b|command terminated with exit code|\S+ exited with code )"
 )

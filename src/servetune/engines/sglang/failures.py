@@ -234,8 +234,17 @@ def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | N
     if not run.progress.ready:
         return None
     alive = sorted((cause for cause in causes if cause.strength == "alive"), key=lambda cause: cause.when)
-    if alive:
-        return _failure(alive[0], [], run, flags)
+    slow = [cause for cause in alive if cause.entry and cause.entry.signature.name == "slower_than_baseline"]
+    if alive and len(slow) < len(alive):
+        return _failure(next(cause for cause in alive if cause not in slow), [], run, flags)
+    explained = _slowed(run, flags)
+    if explained is not None:
+        return explained
+    return _failure(slow[0], [], run, flags) if slow else _without_effect(run, flags)
+
+
+def _slowed(run: Run, flags: LaunchFlags) -> Failure | None:
+    """What the engine's own lines say of why it is slow: useless drafts, retractions."""
     throughput = run.throughput
     accept = throughput.accept_length
     if accept is not None and accept <= 1.05 and len(throughput.sample) >= 2 and throughput.first_decode:
@@ -245,7 +254,7 @@ def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | N
     if throughput.retractions and not _rare(throughput.retractions, run):
         lines = [(number, text) for number, text, _ in run.explaining.get("retraction", ())][:2]
         return _table_failure("retractions", run, flags, lines, Phase.SERVING, retractions=throughput.retractions)
-    return _without_effect(run, flags)
+    return None
 
 
 def _rare(retractions: int, run: Run) -> bool:

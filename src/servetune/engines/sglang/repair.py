@@ -24,6 +24,7 @@ from servetune.engines.sglang._repair_memory import (
     shrink_running,
 )
 from servetune.engines.sglang._repair_numbers import Draft
+from servetune.engines.sglang._repair_words import advised, mend_value, typed, wanted
 
 #: Flags that were renamed or replaced: old → (new, value; None keeps the old value).
 RENAMED: Mapping[str, tuple[str, Value | None]] = {
@@ -40,10 +41,6 @@ RENAMED: Mapping[str, tuple[str, Value | None]] = {
     "disable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "disabled"),
 }
 _EXCEEDS = re.compile(r"\((?P<need>\d{1,9})\) exceeds \w+ \((?P<have>\d{1,9})\)")
-_ADVISED = re.compile(
-    r"(?i)(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
-    r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =]([\w.]+))?"
-)
 
 
 def repairs_for(steps: tuple[Step, ...], draft: Draft) -> tuple[Repair, ...]:
@@ -65,7 +62,7 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
     else:
         for flag, value in argument.items():
             if verb == "set_to":
-                value = _typed(draft.groups.get(value))
+                value = typed(draft.groups.get(value))
                 if value is None:
                     continue
             if verb == "set_if" and not draft.flags.on(flag):
@@ -74,12 +71,6 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
                 continue
             if draft.flags.value(flag) != value:
                 draft.add(flag, value, f"{flag} {value} avoids it")
-
-
-def _typed(text: str | None) -> Value | None:
-    if text is None:
-        return None
-    return int(text) if text.isdecimal() and len(text) < 16 else text
 
 
 def _drop(draft: Draft, flag: str) -> None:
@@ -94,11 +85,19 @@ def _halve(draft: Draft, flag: str) -> None:
 
 
 def _drop_blamed(draft: Draft) -> None:
+    needed = wanted(draft.text)
     for flag in draft.blamed:
+        if flag in needed and not draft.flags.on(flag):
+            continue
         if flag.startswith("disable-") and not draft.flags.on(flag):
             draft.add(flag, True, f"{flag}: the engine then takes another path")
-        elif draft.flags.on(flag) and not flag.startswith(("tp-size", "mem-fraction", "model-path")):
+        elif _may_be_on(draft, flag) and not flag.startswith(("tp-size", "mem-fraction", "model-path")):
             draft.add(flag, None, f"leave out {flag}: without it the engine takes another path")
+
+
+def _may_be_on(draft: Draft, flag: str) -> bool:
+    """Whether the flag is on; where the log shows no flags at all, what it blames was given."""
+    return draft.flags.on(flag) or not draft.flags.known
 
 
 def _rename_flags(draft: Draft) -> None:
@@ -170,16 +169,10 @@ def _other_kernels(draft: Draft) -> None:
             now = draft.flags.value(flag)
             other = "triton" if now != "triton" else "flashinfer"
             draft.add(flag, other, f"the attention kernels of {now} fail here")
-        elif draft.flags.on(flag) and not flag.startswith(("tp-size", "model-path", "mem-fraction")):
+        elif flag == "ep-size":
+            draft.add(flag, 1, "each rank then holds a part of every expert")
+        elif _may_be_on(draft, flag) and not flag.startswith(("tp-size", "model-path", "mem-fraction")):
             draft.add(flag, None, f"leave out {flag}: other kernels are then used")
-
-
-def _advised(draft: Draft) -> None:
-    """What the message itself proposes, when it is not about the memory fraction below an unrelated error."""
-    for name, value in _ADVISED.findall(draft.text):
-        if name.startswith("mem-fraction") or name == "disable-cuda-graph":
-            continue
-        draft.add(flag_name(name), _typed(value) if value else True, "the message proposes it")
 
 
 def _no_autotune(draft: Draft) -> None:
@@ -254,11 +247,12 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "shrink_running": shrink_running,
     "less_weight_memory": less_weight_memory,
     "rename_flags": _rename_flags,
+    "mend_value": mend_value,
     "nearest_choice": _nearest_choice,
     "drop_blamed": _drop_blamed,
     "other_runner": _other_runner,
     "other_kernels": _other_kernels,
-    "advised": _advised,
+    "advised": advised,
     "no_autotune": _no_autotune,
     "raise_dispatch_cap": _raise_dispatch_cap,
     "expert_parallel": _expert_parallel,

@@ -1,0 +1,82 @@
+"""Repairs that a message's own words propose: what it says to set or to lower, and a number as the parser takes it."""
+
+from __future__ import annotations
+
+import re
+
+from servetune.core.space import Value
+from servetune.engines.sglang._log_args import flag_name
+from servetune.engines.sglang._repair_numbers import Draft
+
+_FLAG_ADVICE = re.compile(
+    r"(?i)(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
+    r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =]([\w.]+))?"
+)
+#: A variable to be set, unless it only makes the next failure tell more.
+_ENV_ADVICE = re.compile(
+    r"(?i:set|export|use|try|specify) `?(?!\w*(?:DEBUG|VERBOSE|LOG|TRACE|BLOCKING|DSA))"
+    r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`?\s*(?:>=|==?| to )\s*([\w.]+)"
+)
+_LESS_ADVICE = re.compile(r"(?i:lower|reduce|decrease|smaller(?: value for)?)(?: the)? [`'\"]*--([a-z][a-z0-9-]+)")
+#: What a message says must be given: leaving it out is no repair.
+_WANTED = re.compile(
+    r"(?:--)?\b([a-z][a-z0-9]*(?:[-_][a-z0-9]+){1,6})\b[`'\"]? (?:"
+    r"(?:cannot|can't|must not|should not) be [`'\"]?(?:[Nn]one|empty|unset|null)"
+    r"|(?:must|should|has to|needs to) be (?:set|specified|provided|given|enabled)"
+    r"|is (?:required|not set|not specified))"
+)
+_NOT_A_NUMBER = re.compile(r"invalid (?P<type>\w+) value: '(?P<value>[^']*)'")
+_WRITTEN = re.compile(r"\s*([+-]?[\d_,]*\.?\d+(?:[eE][+-]?\d{1,2})?)\s*((?:[kKmMgG]i?)?)[bB]?(%?)\s*")
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_PROPOSED = "the message proposes it"
+
+
+def typed(text: str | None) -> Value | None:
+    """A number where the text is one."""
+    if text is None:
+        return None
+    return int(text) if text.isdecimal() and len(text) < 16 else text
+
+
+def wanted(text: str) -> set[str]:
+    """Flags that a message says must be given."""
+    return {flag_name(name) for name in _WANTED.findall(text)}
+
+
+def advised(draft: Draft) -> None:
+    """What the message itself proposes, when it is not about the memory fraction below an unrelated error."""
+    for name, value in _FLAG_ADVICE.findall(draft.text):
+        if name.startswith("mem-fraction") or name == "disable-cuda-graph":
+            continue
+        draft.add(flag_name(name), typed(value) if value else True, _PROPOSED)
+    for name, value in _ENV_ADVICE.findall(draft.text):
+        draft.add(f"env.{name}", value.rstrip("."), _PROPOSED)
+    for name in _LESS_ADVICE.findall(draft.text):
+        now = draft.current(flag_name(name))
+        if now is not None and now >= 2:
+            draft.add(flag_name(name), int(now) // 2, "the message proposes less")
+
+
+def mend_value(draft: Draft) -> None:
+    """A number as the parser takes it (`8192.0`, `8k`, `90%`), else without the flag."""
+    flags = re.findall(r"--([A-Za-z][\w-]*)", draft.groups.get("flags") or "")
+    if not flags:
+        return
+    match = _NOT_A_NUMBER.search(draft.groups.get("detail") or "")
+    number = _number_in(match["value"], match["type"]) if match else None
+    if match and number is not None:
+        draft.add(flag_name(flags[0]), number, f"{match['value']!r} is no {match['type']}; written so it is one")
+    else:
+        draft.add(flag_name(flags[0]), None, f"this version does not take --{flags[0]} as it was given")
+
+
+def _number_in(text: str, kind: str) -> int | float | None:
+    """The number that a text means, as `int` or `float`; None where it means none."""
+    match = _WRITTEN.fullmatch(text[:40])
+    if match is None:
+        return None
+    value = float(match[1].replace(",", "").replace("_", "")) * _SUFFIXES[match[2].lower()]
+    value /= 100 if match[3] else 1
+    if kind == "float":
+        return value
+    return int(value) if kind == "int" and value == int(value) else None
