@@ -163,3 +163,11 @@ def test_a_state_that_goes_on_changing_is_not_extrapolated() -> None:
     """Places for what is remembered fill up: as long as they do, copies are read."""
     raw = raw_of(CASES / "jit_nvcc_missing.log")
     assert settled(raw * 8, 0, len(raw), 0, BlockReader()) == (7, None)
+
+
+def test_arguments_within_a_life_do_not_make_it_begin_again() -> None:
+    """A known life that prints its arguments twice is not skipped where an unknown one follows; then it is."""
+    twice = Log().arguments(tp_size=1).text().encode() + life("Received signal 15", 0)
+    other = Log().arguments(tp_size=2).start("load", ("TP0",)).add("Received signal 15").text().encode()
+    body = b"".join(later(one, 7 * turn) for turn, one in enumerate([twice] * 4 + [other] + [twice, twice, other] * 3))
+    assert everything(at_once(body)) == everything(line_by_line(body))

@@ -106,8 +106,8 @@ class Lives:
         while at < len(block.ends):
             life = self._arguments(block, at, life)
             if life is not None and life.leaves is not None:
-                life = self._skip(block, life)
-                at = life.at
+                life = self._skip(block, life, at)
+                at = max(at, life.at)
             end = block.starts[at + 1] if at + 1 < len(block.starts) else len(text)
             self._reader.take(offset + block.ends[at], text[block.ends[at] : end])
             at += 1
@@ -122,11 +122,13 @@ class Lives:
             return None
         if reader.run.previous is before:
             left = Left.to(reader.run)
-            if certain:
+            if certain and life is not None and life.end == at:
                 self._learn(life, left)
             return self._life(block, at, left)
         if life is None or reader.run is not before or certain or loading:
             return None
+        if life.end != at:
+            return life if at < life.end else None
         self._learn(life, GOES_ON)
         return self._life(block, life.at, life.left)
 
@@ -135,24 +137,24 @@ class Lives:
         lines = self._reader.cleaner.peek(block.arguments(at))
         return len(lines) == 1 and not lines[0].source and not lines[0].rank
 
-    def _learn(self, life: Life | None, leaves: Left) -> None:
-        if life is not None and life.leaves is None:
+    def _learn(self, life: Life, leaves: Left) -> None:
+        if life.leaves is None:
             self._spend(sum(map(len, life.key)))
             life.shape.known[life.key] = leaves
 
-    def _skip(self, block: Block, life: Life) -> Life:
-        """Skip known lives from `life`, whose first arguments have been taken, but the last of them, which is returned.
+    def _skip(self, block: Block, life: Life, read: int) -> Life:
+        """Skip known lives from `life`, whose arguments up to `read` were taken, but the last, which is returned.
 
-        The reader is then behind the first arguments of that one.
+        The reader is then behind the first arguments of that one, or where it was.
         """
-        reader, first = self._reader, life.at
+        reader = self._reader
         while life.leaves is not None:
             following = self._life(block, life.end, life.leaves)
             if following is None or following.leaves is None:
                 break
             life = following
-        if life.at > first:
-            reader.number += block.text.count(b"\n", block.ends[first], block.starts[life.at])
+        if life.at > read:
+            reader.number += block.text.count(b"\n", block.ends[read], block.starts[life.at])
             reader.run = life.left.begin()
             reader.take(block.offset + block.starts[life.at], block.arguments(life.at))
         return life
