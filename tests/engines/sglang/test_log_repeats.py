@@ -77,6 +77,37 @@ def test_logs_in_any_order_give_the_answer_of_reading_each_line(seed: int) -> No
     assert everything(at_once(body)) == everything(line_by_line(body))
 
 
+SHOWN = (
+    b"$ python -m sglang.launch_server --model-path /m --tp 2 --port 31\n",
+    b"export NCCL_DEBUG=INFO\n+ export WORLD_SIZE=12\n",
+    b"Killed\n",
+    b"[2026-02-21 10:00:01] Received signal 15\n",
+    b"[2026-02-21 10:00:01] Received signal 17\n",
+    b"[2026-02-21 10:00:01] server_args=ServerArgs(\n",
+    b"[2026-02-21 10:00:01] crashed with exit code -9 [1m\n",
+    b"pod-1: [2026-02-21 10:00:01] hello\n",
+    b"[2026-02-21 10:00:01 TP0] Load weight begin. avail mem=79 GB\n",
+)
+
+
+def mixed_lives(source: random.Random) -> bytes:
+    """Logs, parts of them and lines that decide or are left to the next life, each some time later than the last."""
+    pool = [raw_of(path) for path in source.sample(PATHS, 3)] + source.sample(SHOWN, source.randint(0, 3))
+    lines = pool[0].splitlines(keepends=True)
+    at = source.randrange(len(lines))
+    pool += source.sample([b"".join(lines[:at]), b"".join(lines[at:])], source.randint(0, 2))
+    step = source.choice((0, 7, 61))
+    return b"".join(later(source.choice(pool), step * turn) for turn in range(source.randint(60, 120)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_mix_of_lives_gives_the_answer_of_reading_each_line(seed: int) -> None:
+    source = random.Random(seed)
+    for _ in range(5):
+        body = mixed_lives(source)
+        assert everything(at_once(body)) == everything(line_by_line(body))
+
+
 def test_what_was_counted_is_told_when_somebody_asks_between() -> None:
     raw = raw_of(CASES / "jit_nvcc_missing.log")
     body = raw * 800

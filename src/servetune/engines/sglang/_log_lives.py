@@ -3,18 +3,19 @@
 A life begins with the arguments that the engine prints, where these show a new start (`Run.restarted_by`), and ends at
 the next. Nothing is left of it but the command and the environment that were shown on the way. Whether it ends so, and
 what it leaves, is the same for all lives of one **shape** (digits as zeros), apart from the few lines whose numbers
-decide. So a life whose shape has been read before is skipped, if it is followed by another one that ends.
+decide. So a life whose shape has been read before is skipped, and read later where it turns out to be the last but one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from servetune.core.space import Value
 from servetune.engines.sglang._log_args import ARGUMENTS
 from servetune.engines.sglang._log_blocks import BlockReader
-from servetune.engines.sglang._log_run import Run
+from servetune.engines.sglang._log_run import KNOWN_FLAGS, Run
 from servetune.engines.sglang._log_words import shapes_of
 
 #: Bytes of lives that are remembered, with so much for each, and the longest of them.
@@ -24,53 +25,75 @@ MOST_ARGUMENTS = 4
 #: Lines in which numbers decide whether a life ends, or that are left of it (`_log_notices.STOP`, `Run.decided`).
 NUMBERED = (b"ignal", b"xit code", b"rrno", b"launch_server", b"sglang serve", b"sglang::launch", b"export")
 _ARGS = b"server_args="
+#: The shape of the logger's time, which decides nothing.
+_STAMP = b"[0000-00-00 00:00:00"
+_LOST_ESCAPE = re.compile(rb"(?<!\x1b)\[0m")
 
 
 class Left(NamedTuple):
-    """What a life leaves to the next. `key` tells it apart."""
+    """What a life leaves to the next: the command and the environment that were shown so far."""
 
-    key: bytes
     command: dict[str, Value]
     env: dict[str, str]
-
-    @classmethod
-    def to(cls, run: Run) -> Left:
-        """What `run` was left by the one before."""
-        return cls(repr((run.command, run.env)).encode(), dict(run.command), dict(run.env))
 
     def begin(self) -> Run:
         """A new run."""
         return Run(command=dict(self.command), env=dict(self.env))
 
+    @property
+    def is_long(self) -> bool:
+        """Whether a run may have no room for more."""
+        return len(self.command) + len(self.env) > KNOWN_FLAGS // 2
 
-#: What the text up to the next arguments leaves where these are no new start.
-GOES_ON = Left(b"", {}, {})
+
+class Shown(NamedTuple):
+    """What a life adds to what was left to it. `following`: the command and the environment of the next one."""
+
+    command: dict[str, Value]
+    env: dict[str, str]
+    following: tuple[dict[str, Value], dict[str, str]] | None
+
+    @classmethod
+    def by(cls, run: Run) -> Shown:
+        """What was shown during `run`."""
+        return cls(run.own_command, run.own_env, run.following)
+
+    def after(self, left: Left) -> Left:
+        """What is left in the end, where `left` was left to the life."""
+        if not (self.command or self.env or self.following):
+            return left
+        command, env = {**left.command, **self.command}, {**left.env, **self.env}
+        return Left(self.following[0], {**env, **self.following[1]}) if self.following else Left(command, env)
+
+
+#: What the text up to the next arguments shows where these are no new start.
+GOES_ON = Shown({}, {}, None)
 
 
 class Life(NamedTuple):
-    """From the arguments at `at` to those at `end`. `left`: to it; `leaves`: None until it is known."""
+    """From the arguments at `at` to those at `end`. `left`: to it; `shown`: by it, None until it is known."""
 
     at: int
     end: int
     left: Left
     shape: Shape
     key: tuple[bytes, ...]
-    leaves: Left | None
+    shown: Shown | None
 
 
 class Shape:
-    """Lives of one shape. `places`: which bytes decide. `known`: these and what was left to a life → what it leaves."""
+    """Lives of one shape. `places`: which bytes decide. `known`: these → what such a life shows."""
 
     def __init__(self, shape: bytes, begin: int) -> None:
         """`begin`: behind the arguments, whose numbers do not count."""
-        self.places = [*_statuses(shape, begin), *_numbered_lines(shape, begin)]
-        if b"\\u" in shape or b"0m\n" in shape:
+        self.places = [*_statuses(shape, begin), *_numbered_lines(shape, begin), *_lost_escapes(shape)]
+        if b"\\u" in shape or b"\0" in shape:
             self.places = [slice(0, len(shape))]
-        self.known: dict[tuple[bytes, ...], Left] = {}
+        self.known: dict[tuple[bytes, ...], Shown] = {}
 
     def key(self, left: Left, text: bytes, at: int) -> tuple[bytes, ...]:
-        """Of the life that begins at `at` in a text."""
-        return (left.key, *[text[at + place.start : at + place.stop] for place in self.places])
+        """Of the life that begins at `at` in a text. Whether it was left a command decides whose the next one is."""
+        return (b"1" if left.command else b"", *[text[at + place.start : at + place.stop] for place in self.places])
 
 
 class Block:
@@ -86,6 +109,18 @@ class Block:
         """The line."""
         return self.text[self.starts[at] : self.ends[at]]
 
+    def lines(self, begin: int, end: int) -> int:
+        """Number of lines between two places; negative where the second is before the first."""
+        return self.text.count(b"\n", begin, end) - self.text.count(b"\n", end, begin)
+
+
+class Skipped(NamedTuple):
+    """A life that was skipped behind `number` lines, and the run of the next one."""
+
+    life: Life
+    number: int
+    successor: Run
+
 
 class Lives:
     """Takes blocks of whole lines, skips known lives, and lets the reader take the others."""
@@ -94,6 +129,7 @@ class Lives:
         self._reader = reader
         self._shapes: dict[bytes, Shape] = {}
         self._room = ROOM
+        self._skipped: Skipped | None = None
 
     def take(self, offset: int, text: bytes) -> None:
         """Whole lines, which begin at `offset` of the log."""
@@ -105,12 +141,12 @@ class Lives:
         at, life = 0, None
         while at < len(block.ends):
             life = self._arguments(block, at, life)
-            if life is not None and life.leaves is not None:
-                life = self._skip(block, life, at)
-                at = max(at, life.at)
+            if life is not None and life.shown is not None:
+                at, life = self._skip(block, life, life.shown, at)
             end = block.starts[at + 1] if at + 1 < len(block.starts) else len(text)
             self._reader.take(offset + block.ends[at], text[block.ends[at] : end])
             at += 1
+        self._read_skipped(block)
 
     def _arguments(self, block: Block, at: int, life: Life | None) -> Life | None:
         """Let the reader take arguments at the end of `life`. Returns the life that they belong to."""
@@ -121,10 +157,9 @@ class Lives:
         if not self._plain(block, at):
             return None
         if reader.run.previous is before:
-            left = Left.to(reader.run)
             if certain and life is not None and life.end == at:
-                self._learn(life, left)
-            return self._life(block, at, left)
+                self._learn(life, Shown.by(before))
+            return self._life(block, at, Left(dict(reader.run.command), dict(reader.run.env)))
         if life is None or reader.run is not before or certain or loading:
             return None
         if life.end != at:
@@ -137,27 +172,41 @@ class Lives:
         lines = self._reader.cleaner.peek(block.arguments(at))
         return len(lines) == 1 and not lines[0].source and not lines[0].rank
 
-    def _learn(self, life: Life, leaves: Left) -> None:
-        if life.leaves is None:
+    def _learn(self, life: Life, shown: Shown) -> None:
+        if life.shown is None:
             self._spend(sum(map(len, life.key)))
-            life.shape.known[life.key] = leaves
+            life.shape.known[life.key] = shown
 
-    def _skip(self, block: Block, life: Life, read: int) -> Life:
-        """Skip known lives from `life`, whose arguments up to `read` were taken, but the last, which is returned.
+    def _skip(self, block: Block, life: Life, shown: Shown, read: int) -> tuple[int, Life | None]:
+        """Skip known lives from `life`, which shows `shown` and whose arguments up to `read` were taken.
 
-        The reader is then behind the first arguments of that one, or where it was.
+        Takes the next arguments. Returns their place and the life that they begin.
         """
         reader = self._reader
-        while life.leaves is not None:
-            following = self._life(block, life.end, life.leaves)
-            if following is None or following.leaves is None:
+        while True:
+            left = shown.after(life.left)
+            following = self._life(block, life.end, left)
+            if following is None or following.shown is None:
                 break
-            life = following
-        if life.at > read:
-            reader.number += block.text.count(b"\n", block.ends[read], block.starts[life.at])
-            reader.run = life.left.begin()
-            reader.take(block.offset + block.starts[life.at], block.arguments(life.at))
-        return life
+            life, shown = following, following.shown
+        number = reader.number + block.lines(block.ends[read], block.starts[life.at])
+        reader.number = number + block.lines(block.starts[life.at], block.starts[life.end])
+        reader.run = left.begin()
+        reader.take(block.offset + block.starts[life.end], block.arguments(life.end))
+        self._skipped = Skipped(life, number, reader.run)
+        return life.end, following
+
+    def _read_skipped(self, block: Block) -> None:
+        """Read the last life that was skipped, if it is the one before the last."""
+        skipped, self._skipped = self._skipped, None
+        if skipped is None or self._reader.run is not skipped.successor:
+            return
+        start, end = block.starts[skipped.life.at], block.starts[skipped.life.end]
+        reader = BlockReader()
+        reader.run, reader.number = skipped.life.left.begin(), skipped.number
+        reader.take(block.offset + start, block.text[start:end])
+        reader.settle()
+        skipped.successor.previous = reader.run
 
     def _life(self, block: Block, at: int, left: Left) -> Life | None:
         """The one that begins at `at`, to which `left` was left, as far as its end is known.
@@ -165,9 +214,11 @@ class Lives:
         None where the next arguments are not in the block, or too far.
         """
         begin = block.starts[at]
+        if self._reader.cleaner.learned or left.is_long:
+            return None
         for following in range(at + 1, min(at + 1 + MOST_ARGUMENTS, len(block.ends))):
             end = block.starts[following]
-            if self._reader.cleaner.learned or end - begin > LONGEST or not self._plain(block, following):
+            if end - begin > LONGEST or not self._plain(block, following):
                 return None
             text = block.shape[begin:end]
             shape = self._shapes.get(text)
@@ -175,9 +226,9 @@ class Lives:
                 shape = Shape(text, block.ends[at] - begin)
                 self._remember(text, shape)
             key = shape.key(left, block.text, begin)
-            leaves = shape.known.get(key)
-            if leaves is not GOES_ON:
-                return Life(at, following, left, shape, key, leaves)
+            shown = shape.known.get(key)
+            if shown is not GOES_ON:
+                return Life(at, following, left, shape, key, shown)
         return None
 
     def _remember(self, text: bytes, shape: Shape) -> None:
@@ -209,7 +260,14 @@ def _statuses(shape: bytes, begin: int) -> Iterator[slice]:
 def _numbered_lines(shape: bytes, begin: int) -> Iterator[slice]:
     for words in NUMBERED:
         for at in _places(shape, words, begin):
-            yield slice(shape.rfind(b"\n", 0, at) + 1, shape.find(b"\n", at))
+            start = shape.rfind(b"\n", 0, at) + 1
+            yield slice(start + len(_STAMP) * shape.startswith(_STAMP, start), shape.find(b"\n", at))
+
+
+def _lost_escapes(shape: bytes) -> Iterator[slice]:
+    """What would be taken for one: only with a zero it may stand at the end of a line."""
+    for match in _LOST_ESCAPE.finditer(shape) if b"[0m" in shape else ():
+        yield slice(*match.span())
 
 
 def _places(text: bytes, words: bytes, begin: int) -> Iterator[int]:

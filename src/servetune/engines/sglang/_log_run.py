@@ -52,6 +52,8 @@ class Run:
     effective: dict[str, Any] = field(default_factory=dict)
     command: dict[str, Value] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    own_command: dict[str, Value] = field(default_factory=dict)  # what of both was shown during this run
+    own_env: dict[str, str] = field(default_factory=dict)
     usage_flags: set[str] = field(default_factory=set)
     worry: tuple[int, str, Phase] | None = None
     deaths: list[tuple[int, str]] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Run:
     native: NativeStack = field(default_factory=NativeStack)
     _before: Line | None = None
     _source: str = ""  # container that printed the arguments
-    _next: tuple[dict[str, Value], dict[str, str]] | None = None  # a command shown after this server's arguments
+    following: tuple[dict[str, Value], dict[str, str]] | None = None  # a command shown after this server's arguments
 
     @property
     def skims(self) -> bool:
@@ -170,14 +172,19 @@ class Run:
         if "launch_server" in text or "sglang serve" in text or "sglang::launch" in text:
             shown = _log_args.parse_command(text)
             if shown is not None and (self.over or (self.command and self.decided)):
-                self._next = shown
+                self.following = shown
             elif shown is not None and len(self.command) < KNOWN_FLAGS:
-                self.command.update(shown[0])
-                self.env.update(shown[1])
+                self._show(*shown)
         elif "export" in text and len(self.env) < KNOWN_FLAGS:
             pair = _log_args.parse_export(text)
             if pair is not None:
-                self.env[pair[0]] = pair[1]
+                self._show({}, dict([pair]))
+
+    def _show(self, command: dict[str, Value], env: dict[str, str]) -> None:
+        self.command.update(command)
+        self.own_command.update(command)
+        self.env.update(env)
+        self.own_env.update(env)
 
     def _usage(self, text: str) -> None:
         """Collect the flags that a usage text lists: what this version knows."""
@@ -281,7 +288,7 @@ class Run:
     def successor(self) -> Run:
         """State for the next server in the same log; the command is kept unless another one was shown since."""
         self.previous = None
-        command, env = self._next or (self.command, {})
+        command, env = self.following or (self.command, {})
         return Run(command=dict(command), env={**self.env, **env}, previous=self)
 
     @property
