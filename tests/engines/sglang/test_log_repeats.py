@@ -108,6 +108,54 @@ def test_any_mix_of_lives_gives_the_answer_of_reading_each_line(seed: int) -> No
         assert everything(at_once(body)) == everything(line_by_line(body))
 
 
+FRAME = b'  File "/x/site-packages/sglang/srt/layers/module%d.py", line 7, in forward\n    return self.inner(x)\n'
+HEADERS = (
+    b"[2026-02-21 10:00:01 TP%d] Scheduler hit an exception: Traceback (most recent call last):\n",
+    b"[2026-02-21 10:00:01 DP0 TP%d] Exception in ASGI application: Traceback (most recent call last):\n",
+    b"[2026-02-21 10:00:01] Initialization failed of %d: Traceback (most recent call last):\n",
+    b"[2026-02-%d1 10:00:01] Task exception was never retrieved: Traceback (most recent call last):\n",
+    b"\x1b[3%dm[2026-02-21 10:00:01] Task failed: Traceback (most recent call last):\n",
+    b"Traceback (most recent call last):\n",
+)
+BODIES = (
+    FRAME % 1 + FRAME % 2 + b"torch.AcceleratorError: CUDA error: an illegal memory access\n\n",
+    FRAME % 3 + b"RuntimeError: out of pages\nwhile serving\n\n",
+    FRAME % 4 + b"KeyError: 7\n\nDuring handling of the above exception, another exception occurred:\n\n",
+    b"ValueError: one\n[2026-02-21 10:00:01 TP1] Received sigquit from a child process.\n",
+    FRAME % 5 + b"\x1b[31mValueError: two\x1b[0m\n$ python -m sglang.launch_server --model-path /m\n",
+    b"\n",
+)
+
+
+def tracebacks(source: random.Random) -> bytes:
+    """Many tracebacks, mostly of one kind, each some time later than the last."""
+    begin = Log().arguments(tp_size=2).text().encode() if source.random() < 0.8 else b""
+    kinds = [(source.choice(HEADERS), source.choice(BODIES)) for _ in range(source.randint(1, 3))]
+    weights = [source.choice((1, 20, 400)) for _ in kinds]
+    chosen = source.choices(kinds, weights, k=source.choice((150, 300, 500)))
+    texts = ((header.replace(b"%d", b"%d" % (turn % 8)) + body, turn) for turn, (header, body) in enumerate(chosen))
+    return begin + b"".join(later(*text) for text in texts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_many_tracebacks_give_the_answer_of_reading_each_line(seed: int) -> None:
+    source = random.Random(seed)
+    for _ in range(4):
+        body = tracebacks(source)
+        assert everything(at_once(body)) == everything(line_by_line(body))
+
+
+@pytest.mark.parametrize("header", HEADERS[:2], ids=("fatal", "survived"))
+def test_tracebacks_that_change_nothing_are_not_read(header: bytes) -> None:
+    reader = BlockReader()
+    body = b"".join(later(header % (turn % 8) + BODIES[0], turn) for turn in range(600))
+    reader.take(0, life("Received signal 9", 0) + body[: len(body) // 2])
+    known = reader.run.tracebacks.taken
+    reader.take(0, body)
+    assert reader.run.tracebacks.taken - known < 110 * BODIES[0].count(b"\n")
+    assert reader.number == life("Received signal 9", 0).count(b"\n") + 900 * (header + BODIES[0]).count(b"\n")
+
+
 def test_what_was_counted_is_told_when_somebody_asks_between() -> None:
     raw = raw_of(CASES / "jit_nvcc_missing.log")
     body = raw * 800

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from servetune.engines.sglang._log_floods import Floods, has_status, told_apart
-from servetune.engines.sglang._log_lines import Line, LineCleaner
+from servetune.engines.sglang._log_lines import LineCleaner
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._log_throughput import RUN, CountedPlaces, is_counted, is_counted_line
-from servetune.engines.sglang._log_tracebacks import HEADER, Body
+from servetune.engines.sglang._log_traceback_floods import BODY_BYTES, NO_BODY, TracebackFloods
+from servetune.engines.sglang._log_tracebacks import HEADER
 from servetune.engines.sglang._log_words import shapes_of
 
 #: Lines that are looked at together, in bytes.
 _TOGETHER = 64 * 1024
-#: Tracebacks (without their headers) that are remembered, and the longest of them.
-_BODIES, _BODY_BYTES = 128, 64 * 1024
-#: With any of these a line is more than a line of a traceback.
-_NO_BODY = (b"\r", b"\x1b", b'{"', b"[20", b"Fatal Python", b"server_args=")
 
 
 class BlockReader:
@@ -27,7 +22,7 @@ class BlockReader:
         self.cleaner = LineCleaner()
         self.number = 0
         self.floods = Floods()
-        self._bodies: dict[bytes, tuple[Body, Sequence[Line]]] = {}
+        self._tracebacks = TracebackFloods()
 
     def settle(self) -> None:
         """Let the run take what has been skipped: nothing but `run`, `number` and the cleaner's prefix counts then."""
@@ -40,9 +35,7 @@ class BlockReader:
         while at < len(block):
             end = places.line_of_next(at)
             if end > at:
-                for text in _portions(block, at, end):
-                    self._take_lines(text)
-                at = end
+                at = self._take_portion(block, at, end)
                 continue
             match = RUN.match(block, at)
             end = match.end() if match is not None else block.index(b"\n", at) + 1
@@ -53,6 +46,22 @@ class BlockReader:
             else:
                 self._take_mixed(lines, offset + at)
             at = end
+
+    def _take_portion(self, block: bytes, at: int, end: int) -> int:
+        """Take some of the lines between two places, of which none is counted. Returns where the rest begins."""
+        cut = _cut(block, at, end)
+        run, skipped = self.run, None
+        if run.survives_tracebacks and not self.cleaner.learned:
+            skipped = self._tracebacks.skippable(block, at, cut, end, run.tracebacks)
+        if skipped is None:
+            self._take_lines(block[at:cut])
+            return cut
+        begin, rest = skipped
+        self._take_lines(block[at:begin])
+        if self.run is not run or not (run.survives_tracebacks and run.tracebacks.is_alone) or self.cleaner.learned:
+            return begin
+        self.number += block.count(b"\n", begin, rest)
+        return rest
 
     def _take_mixed(self, lines: bytes, offset: int) -> None:
         for line in lines.split(b"\n")[:-1]:
@@ -92,10 +101,10 @@ class BlockReader:
         """The lines behind the header of a traceback, up to the next with a stamp. What was read once is recalled."""
         end = next((at for at in range(begin, len(lines)) if lines[at].startswith(b"[")), len(lines))
         key = b"\n".join(lines[begin:end])
-        if end == begin or len(key) > _BODY_BYTES or any(map(key.__contains__, _NO_BODY)):
+        if end == begin or len(key) > BODY_BYTES or any(map(key.__contains__, NO_BODY)):
             return begin
         run, number = self.run, self.number + begin
-        known = self._bodies.get(key)
+        known = self._tracebacks.body(key)
         if known is not None:
             run.recall(known, number)
             return end
@@ -103,15 +112,8 @@ class BlockReader:
         for at in range(begin, end):
             self._read(self.number + at + 1, lines[at])
         if run.tracebacks.taken - taken == end - begin and self.run is run and not self.cleaner.learned:
-            self._remember_body(key, run.remembered(end - begin, number))
+            self._tracebacks.remember(key, run.remembered(end - begin, number))
         return end
-
-    def _remember_body(self, key: bytes, body: tuple[Body, Sequence[Line]] | None) -> None:
-        if body is None:
-            return
-        if len(self._bodies) >= _BODIES:
-            self._bodies.clear()
-        self._bodies[key] = body
 
     def _count(self, lines: bytes, count: int, offset: int) -> None:
         run, first = self.run, self.number + 1
@@ -133,12 +135,8 @@ class BlockReader:
             self.run.take(line)
 
 
-def _portions(block: bytes, begin: int, end: int) -> Iterator[bytes]:
-    """Whole lines of `block` between two places, some at a time."""
-    while end - begin > 2 * _TOGETHER:
-        cut = block.find(b"\n", begin + _TOGETHER, end) + 1
-        if not cut:
-            break
-        yield block[begin:cut]
-        begin = cut
-    yield block[begin:end]
+def _cut(block: bytes, begin: int, end: int) -> int:
+    """Where to end a portion of the whole lines between two places."""
+    if end - begin <= 2 * _TOGETHER:
+        return end
+    return block.find(b"\n", begin + _TOGETHER, end) + 1 or end

@@ -80,6 +80,11 @@ class Run:
         return self.progress.markers > 0
 
     @property
+    def survives_tracebacks(self) -> bool:
+        """Whether a traceback changes nothing but what is remembered of tracebacks."""
+        return self.progress.phase is not Phase.PARSE and not self.native.is_open
+
+    @property
     def awaits_body(self) -> bool:
         """Whether a traceback has just been announced, and nothing else is going on."""
         return self.tracebacks.fresh and not self.native.is_open

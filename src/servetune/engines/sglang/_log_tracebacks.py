@@ -50,6 +50,12 @@ _FATAL_HEADER = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
+def is_fatal_header(header: str) -> bool:
+    """Whether the header of a traceback says that the process ends."""
+    return bool(_FATAL_HEADER.search(header))
+
+
 @dataclass(slots=True)
 class Raised:
     """One exception of a chain. `lines`: its message as (line number, text), the type on the first."""
@@ -103,7 +109,7 @@ class Trace:
     @property
     def fatal(self) -> bool:
         """Whether its header says that the process ends."""
-        return bool(_FATAL_HEADER.search(self.header))
+        return is_fatal_header(self.header)
 
     @property
     def complete(self) -> bool:
@@ -137,6 +143,7 @@ class TracebackAssembler:
 
     traces: list[Trace] = field(default_factory=list)
     taken: int = 0  # lines that belonged to the traceback that was open
+    is_full: bool = False  # fatal tracebacks hold all places: no other will be kept
     _by_source: dict[str, _Follower] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  # lines seen of each source
 
@@ -182,6 +189,11 @@ class TracebackAssembler:
         return taken
 
     @property
+    def is_alone(self) -> bool:
+        """Whether one traceback is open, of no particular source."""
+        return list(self._by_source) == [""]
+
+    @property
     def fresh(self) -> bool:
         """Whether the only open traceback has just been announced, by a line of no particular source."""
         follower = self._by_source.get("")
@@ -210,9 +222,12 @@ class TracebackAssembler:
 
     def _keep(self, trace: Trace) -> None:
         """Bounded; what the server survived makes room for what kills it."""
+        if self.is_full:
+            return
         if len(self.traces) >= MAX_TRACES:
             survived = next((one for one in self.traces if not one.fatal), None)
             if survived is None:
+                self.is_full = True
                 return
             self.traces.remove(survived)
         self.traces.append(trace)
