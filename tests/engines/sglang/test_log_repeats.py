@@ -15,6 +15,7 @@ from engines.sglang.composing import Log
 from servetune.engines.sglang import _log_notices
 from servetune.engines.sglang._failure_table import compiled, entries
 from servetune.engines.sglang._log_blocks import BlockReader
+from servetune.engines.sglang._log_life_ends import ends_for_certain
 from servetune.engines.sglang._log_lives import NUMBERED, Lives
 from servetune.engines.sglang._log_repeats import LEAST, period_at, settled
 from servetune.engines.sglang._log_state import numbers_of, with_numbers
@@ -206,6 +207,44 @@ def test_every_pattern_that_ends_a_life_by_a_number_has_its_words() -> None:
     assert {name for name, pattern in deciding.items() if not digits_are_alike(pattern)} == {"port_busy", "stop"}
     for text in (b"[Errno 98] in use", b"Received signal 15", b"crashed with exit code -2"):
         assert any(words in text for words in NUMBERED)
+
+
+KILLED = b"[0000-00-00 00:00:00] Received sigquit from a child process. It usually means the child failed.\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "certain"),
+    [
+        (KILLED, True),
+        (b"Traceback (most recent call last):\n" + KILLED + b"Killed\n", True),
+        (b"Killed\n", False),  # it may be a line of a message
+        (b"[0000-00-00 00:00:00] Received signal 00\n", False),
+        (b"[0000-00-00 00:00:00] crashed with exit code -00\n", False),
+        (b"pod-0: " + KILLED, False),
+        (KILLED + b"$ python -m sglang.launch_server --model-path /m\n", False),
+        (KILLED + b"export WORLD_SIZE=0\n", False),
+        (KILLED + b"\x1b[00mserver\x1b[0m_args=ServerArgs(tp_size=0)\n", False),
+        (KILLED + b'{"log": "\\u0000"}\n', False),
+        (KILLED + b"a text that ends [0m\n", False),
+        (KILLED * 300, False),
+    ],
+)
+def test_lives_that_end_for_certain(lines: bytes, certain: bool) -> None:
+    assert ends_for_certain(lines) is certain
+
+
+def test_lives_that_end_for_certain_are_not_read() -> None:
+    """None is like another."""
+    reader = BlockReader()
+    lives = Lives(reader)
+    death = KILLED.replace(b"0000-00-00", b"2026-02-21")
+    texts = [life(f"Loaded module {chr(97 + n)}", 9 * n) + death for n in range(20)]
+    begun: list[Any] = []
+    take = reader.take
+    reader.take = lambda offset, block: (begun.append(block), take(offset, block))[1]  # type: ignore[method-assign]
+    lives.take(0, b"".join(texts))
+    assert reader.number == b"".join(texts).count(b"\n")
+    assert sum(map(len, begun)) < 3 * len(texts[0])
 
 
 def test_only_the_last_lives_are_read() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from servetune.core.space import Value
 from servetune.engines.sglang._log_args import ARGUMENTS
 from servetune.engines.sglang._log_blocks import BlockReader
+from servetune.engines.sglang._log_life_ends import ends_for_certain
 from servetune.engines.sglang._log_run import KNOWN_FLAGS, Run
 from servetune.engines.sglang._log_words import shapes_of
 
@@ -27,6 +28,9 @@ NUMBERED = (b"ignal", b"xit code", b"rrno", b"launch_server", b"sglang serve", b
 _ARGS = b"server_args="
 #: The shape of the logger's time, which decides nothing.
 _STAMP = b"[0000-00-00 00:00:00"
+#: Arguments as the logger of no rank prints them, and nothing else in their line.
+_PLAIN = re.compile(rb"\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\] (?:[^\x00\x1b\r\n\[]++|\[(?!0?m|\d{4}-))*+\n")
+_PLAIN_BYTES = 32 * 1024
 _LOST_ESCAPE = re.compile(rb"(?<!\x1b)\[0m")
 
 
@@ -66,6 +70,7 @@ class Shown(NamedTuple):
         return Left(self.following[0], {**env, **self.following[1]}) if self.following else Left(command, env)
 
 
+NOTHING = Shown({}, {}, None)
 #: What the text up to the next arguments shows where these are no new start.
 GOES_ON = Shown({}, {}, None)
 
@@ -82,14 +87,21 @@ class Life(NamedTuple):
 
 
 class Shape:
-    """Lives of one shape. `places`: which bytes decide. `known`: these → what such a life shows."""
+    """Lives of one shape. `places`: which bytes decide. `known`: these → what such a life shows.
+
+    `certain`: it ends and shows nothing, whatever was before it.
+    """
 
     def __init__(self, shape: bytes, begin: int) -> None:
         """`begin`: behind the arguments, whose numbers do not count."""
+        self.known: dict[tuple[bytes, ...], Shown] = {}
+        self.certain = ends_for_certain(shape[begin:])
+        if self.certain:
+            self.places = []
+            return
         self.places = [*_statuses(shape, begin), *_numbered_lines(shape, begin), *_lost_escapes(shape)]
         if b"\\u" in shape or b"\0" in shape:
             self.places = [slice(0, len(shape))]
-        self.known: dict[tuple[bytes, ...], Shown] = {}
 
     def key(self, left: Left, text: bytes, at: int) -> tuple[bytes, ...]:
         """Of the life that begins at `at` in a text. Whether it was left a command decides whose the next one is."""
@@ -169,7 +181,10 @@ class Lives:
 
     def _plain(self, block: Block, at: int) -> bool:
         """Whether arguments stand alone in their line, are of no rank, and nobody in particular printed them."""
-        lines = self._reader.cleaner.peek(block.arguments(at))
+        start, end = block.starts[at], block.ends[at]
+        if not self._reader.cleaner.learned and _PLAIN.match(block.text, start, min(end, start + _PLAIN_BYTES)):
+            return True
+        lines = self._reader.cleaner.peek(block.text[start:end])
         return len(lines) == 1 and not lines[0].source and not lines[0].rank
 
     def _learn(self, life: Life, shown: Shown) -> None:
@@ -226,7 +241,7 @@ class Lives:
                 shape = Shape(text, block.ends[at] - begin)
                 self._remember(text, shape)
             key = shape.key(left, block.text, begin)
-            shown = shape.known.get(key)
+            shown = NOTHING if shape.certain else shape.known.get(key)
             if shown is not GOES_ON:
                 return Life(at, following, left, shape, key, shown)
         return None

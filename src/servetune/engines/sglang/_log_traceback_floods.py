@@ -62,7 +62,7 @@ class TracebackFloods:
             return None
         units = self._units(block, block.rfind(b"\n", at, header) + 1 or at, end, state.is_full)
         kept = 1 if state.is_full else MAX_TRACES
-        if len(units) < kept + _LEAST or not self._has_time(block, units[-1]):
+        if len(units) < kept + _LEAST or not self._has_time(block, units[-kept]):
             return None
         return units[1], units[-kept]
 
