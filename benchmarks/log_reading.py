@@ -98,6 +98,7 @@ def crash_loops(total: int) -> Iterator[tuple[str, bytes]]:
     count = total // (sum(map(len, logs)) // len(logs))
     yield "logs of failures in turn", repeated(b"".join(logs), total)
     yield "logs of failures in any order", b"".join(source.choice(logs) for _ in range(count))
+    yield "in any order, each later", b"".join(later(source.choice(logs), 31 * at) for at in range(count))
     yield "in turn, each later", b"".join(later(logs[at % len(logs)], 31 * at) for at in range(count))
     yield "one of them, each later", b"".join(later(logs[5], 31 * at) for at in range(total // len(logs[5])))
     yield "tracebacks, each later", b"".join(later(trace, at) for at in range(total // len(trace)))
