@@ -68,18 +68,19 @@ class LineSplitter:
         self._start = 0  # offset in the stream of the first byte that is held back
         self._seen = 0
 
-    def feed(self, chunk: bytes) -> list[tuple[int, bytes]]:
+    def feed(self, chunk: bytes | bytearray) -> list[tuple[int, bytes]]:
         """Blocks of whole lines, each with the offset in the stream at which it begins and a newline at its end."""
         begin = self._seen
         self._seen += len(chunk)
         if self._long:
-            return self._feed_long(chunk, begin)
+            return self._feed_long(bytes(chunk), begin)
         end = chunk.rfind(b"\n") + 1
         blocks = []
+        view = memoryview(chunk)  # nothing is copied twice
         if end:
-            blocks.append((self._start, self._pending + chunk[:end]))
+            blocks.append((self._start, b"".join((self._pending, view[:end]))))
             self._pending, self._start = b"", begin + end
-        self._pending += chunk[end:]
+        self._pending += view[end:]
         if len(self._pending) > HEAD_BYTES + TAIL_BYTES:
             self._long = True
             self._tail = self._pending[-TAIL_BYTES:]

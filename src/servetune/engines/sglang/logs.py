@@ -59,8 +59,7 @@ class SglangLogReader:
                 self._read_waiting()
 
     def _read_waiting(self) -> None:
-        chunk = bytes(self._waiting)
-        self._waiting.clear()
+        chunk, self._waiting = self._waiting, bytearray()
         for offset, block in self._splitter.feed(chunk):
             self._take_block(offset, block)
             self._remember_last(block)
