@@ -146,6 +146,17 @@ def test_many_tracebacks_give_the_answer_of_reading_each_line(seed: int) -> None
         assert everything(at_once(body)) == everything(line_by_line(body))
 
 
+def test_the_time_of_a_skipped_traceback_counts_where_the_next_has_none() -> None:
+    def unit(day: int, turn: int) -> bytes:
+        return later(b"[2026-02-%02d 10:00:01] Exception in ASGI application: " % day, turn) + HEADERS[5] + BODIES[0]
+
+    begin = Log().arguments(tp_size=2).text().encode()
+    body = begin + b"".join(unit(21 if turn < 290 else 41, turn) for turn in range(396))
+    assert everything(at_once(body)) == everything(line_by_line(body))
+    stamps = {trace.stamp_s for trace in at_once(body)._closed().traces}
+    assert stamps == {trace.stamp_s for trace in line_by_line(body)._closed().traces}
+
+
 @pytest.mark.parametrize("header", HEADERS[:2], ids=("fatal", "survived"))
 def test_tracebacks_that_change_nothing_are_not_read(header: bytes) -> None:
     reader = BlockReader()
@@ -207,6 +218,29 @@ def test_every_pattern_that_ends_a_life_by_a_number_has_its_words() -> None:
     assert {name for name, pattern in deciding.items() if not digits_are_alike(pattern)} == {"port_busy", "stop"}
     for text in (b"[Errno 98] in use", b"Received signal 15", b"crashed with exit code -2"):
         assert any(words in text for words in NUMBERED)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"$ python -m sglang.launch_server --model-path /m --port %d\n",
+        b"export WORLD_SIZE=%d\n",
+        b"+ NCCL_NET=ib%d python -m sglang.launch_server --model-path /m --tp 2\n",
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_skipped_life_shows_is_left_to_the_next(shown: bytes, first: bool) -> None:
+    """The command of a life that is not read, while the last ones show none; before and after it had started."""
+    plain = Log().arguments(tp_size=1).start("load", ("TP0",)).add("Received signal 15").text().encode()
+    lines = plain.splitlines(keepends=True)
+    lines[1 if first else len(lines) : 0 if first else None] = [shown]
+    telling = b"".join(lines)
+    order = [plain, telling % 1, telling % 2, telling % 2, plain, telling % 1, *[plain] * 4, telling % 2, *[plain] * 8]
+    body = b"".join(later(text, 7 * turn) for turn, text in enumerate(order * 3))
+    assert everything(at_once(body)) == everything(line_by_line(body))
+    facts = at_once(body)
+    run = facts._closed()
+    assert run.command.get("port") == 2 or "2" in run.env.get("WORLD_SIZE", "") + run.env.get("NCCL_NET", "")
 
 
 KILLED = b"[0000-00-00 00:00:00] Received sigquit from a child process. It usually means the child failed.\n"
