@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from servetune.core.failure import Phase
 from servetune.engines.sglang._failure_phase import phase_of
 from servetune.engines.sglang._failure_table import Entry, entries, entry
-from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_flags import LaunchFlags, accused, names_flags
 from servetune.engines.sglang._log_fragment import is_fragment, is_served, is_worker
 from servetune.engines.sglang._log_run import Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
@@ -17,6 +17,8 @@ from servetune.engines.sglang._repair_numbers import numbers_of
 
 #: Signatures with an order from here on say little; another exception of the same chain may say more.
 VAGUE_ORDER = 60
+#: From here on, rules of last resort for what would be unknown.
+LAST_ORDER = 91
 #: The process was asked to stop, or its peer is gone: never a cause.
 _CONSEQUENCE = re.compile(
     r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
@@ -110,6 +112,10 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
     numbers = numbers_of(run, flags, text, {})
     if condition == "placed":
         return bool(stack) or not is_fragment(run)
+    if condition == "named":
+        return names_flags(text, flags)
+    if condition == "accused":
+        return bool(accused(text, stack, flags))
     if condition == "occupied":
         return numbers.occupied is not None
     if condition == "drafted":
@@ -123,6 +129,8 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
 
 def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, trace: Trace, phase: Phase) -> Cause:
     line, text = one.line_at(match.start()) if match else one.lines[0]
+    if _FOLLOWS.search(text):
+        line, text = _compilers_own(one) or (line, text)
     last = trace.raised[-1]
     wrapper = last.lines[0] if last is not one and "failed" in last.lines[0][1] else None
     forced = found.signature.phase if found else None
@@ -139,6 +147,24 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
         wrapper=wrapper,
         trace=trace,
     )
+
+
+#: A compiler's or a linker's own error; that the build stopped, or a part of it failed, follows from it.
+_COMPILER_SAYS = re.compile(
+    r"(?:^|[\s:)])(?:fatal |catastrophic )?error(?: ?:|\s*--)|(?:^|/)ld: (?:cannot|error|undefined)"
+    r"|undefined reference to|\b(?:ptxas|nvcc|nvlink|cc1plus)\b ?(?:fatal|error)|No such file or directory"
+)
+_FOLLOWS = re.compile(
+    r"collect2: error|^ninja: build stopped|\d errors? (?:detected|generated)|^FAILED:|[Nn]inja build failed\b"
+)
+
+
+def _compilers_own(one: Raised) -> tuple[int, str] | None:
+    """The line of a message of many lines in which the compiler says what is wrong."""
+    for number, text in one.lines[1:]:
+        if _COMPILER_SAYS.search(text) and not _FOLLOWS.search(text):
+            return number, text
+    return None
 
 
 #: Signatures of a crash of native code: the frames of the crashed thread belong to them.
@@ -166,6 +192,8 @@ _UNDER_LOAD = ("device_fault", "hang", "wrong_output", "comm_runtime")
 
 
 def _event_phase(event: Event, run: Run) -> Phase:
+    if event.entry.owner.slug == "hang" and event.phase is Phase.KV_ALLOC and run.progress.still_loading:
+        return Phase.LOAD
     if event.phase not in (Phase.PARSE, Phase.VALIDATE):
         return event.phase
     if event.entry.owner.slug == "cli_parse" or not is_fragment(run):

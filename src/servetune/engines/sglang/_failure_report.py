@@ -8,7 +8,7 @@ from typing import Any
 from servetune.core.failure import Failure
 from servetune.core.space import Assignment
 from servetune.engines.sglang._failure_text import masked
-from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_flags import LaunchFlags, resolved
 from servetune.engines.sglang._log_phases import timeline
 from servetune.engines.sglang._log_run import Run
 
@@ -65,7 +65,8 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
     """Options that the engine did not honour: `{flag, what, why, line, text}`, once per flag; `what` is off."""
     flags = LaunchFlags.of(run, assignment)
     found: dict[str, dict[str, Any]] = {}
-    for number, text, notice, _ in run.notices:
+    for number, text, said, _ in run.notices:
+        notice = resolved(said, flags)
         for flag in notice.flags:
             if flags.asked_off(flag) or (notice.why in ("override", "adapted") and not flags.on(flag)):
                 continue

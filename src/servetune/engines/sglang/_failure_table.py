@@ -1,4 +1,4 @@
-"""The table of failure classes: loaded once from `failure_classes.yaml`, checked, compiled."""
+"""The table of failure classes, loaded once from `failure_classes.yaml` and `failure_families.yaml`, compiled."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from servetune.core.space import Frozen
 
 Strength = Literal["root", "warning", "secondary", "alive"]
 Step = str | dict[str, Any]
+When = Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed", "named", "accused"]
 
 
 #: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
@@ -38,11 +39,17 @@ def _less_accurate(match: re.Match[str], text: str) -> bool:
     return bool(shares) and shares[0] < LOW_ACCURACY
 
 
+def _not_all(match: re.Match[str], text: str) -> bool:
+    """Whether fewer than all of the answers are right."""
+    return int(match["right"]) < int(match["asked"])
+
+
 CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
     "": lambda match, text: True,
     "slower": _slower,
     "less_accurate": _less_accurate,
     "expected_missing": lambda match, text: match["wanted_text"] not in match["answer"],
+    "not_all": _not_all,
 }
 
 
@@ -59,8 +66,8 @@ class Signature(Frozen):
     phases: tuple[Phase, ...] = ()
     phase: Phase | None = None
     order: int = 50
-    when: Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed"] = ""
-    check: Literal["", "slower", "less_accurate", "expected_missing"] = ""
+    when: When = ""
+    check: Literal["", "slower", "less_accurate", "expected_missing", "not_all"] = ""
     explained_by: str = ""
     all_ranks: bool = False
     blame: tuple[str, ...] | Literal["auto"] = ()
@@ -123,10 +130,20 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @cache
 def classes() -> tuple[FailureClass, ...]:
-    """Every class, in the order of the file."""
-    text = resources.files("servetune.engines.sglang").joinpath("failure_classes.yaml").read_text("utf-8")
+    """Every class, in the order of the file, with the families of last resort behind its own signatures."""
+    families = {entry["class"]: entry["signatures"] for entry in _data("failure_families.yaml")}
+    found = _data("failure_classes.yaml")
+    for one in found:
+        one["signatures"] += families.pop(one["class"], [])
+    assert not families, f"families of unknown classes: {sorted(families)}"
+    return tuple(FailureClass.model_validate(one) for one in found)
+
+
+def _data(name: str) -> list[dict[str, Any]]:
+    text = resources.files("servetune.engines.sglang").joinpath(name).read_text("utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return tuple(FailureClass.model_validate(entry) for entry in yaml.load(text, Loader=loader))  # noqa: S506 - a safe loader
+    found: list[dict[str, Any]] = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    return found
 
 
 @cache

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Assignment
 from servetune.engines.sglang._log_args import flag_name, is_set
+from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 
 #: Frames that belong to one option: the innermost frame that matches decides.
@@ -22,8 +23,8 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"allreduce_fusion|flashinfer/comm/", "flashinfer-allreduce-fusion-backend"),
     (r"two_batch_overlap", "enable-two-batch-overlap"),
     (r"single_batch_overlap", "enable-single-batch-overlap"),
-    (r"token_dispatcher/|deep_ep/|mooncake", "moe-a2a-backend"),
-    (r"layers/moe/|fused_moe|moe_runner", "moe-runner-backend"),
+    (r"token_dispatcher/|deep_ep/|mooncake|:\w*deepep\w*", "moe-a2a-backend"),
+    (r"layers/moe/|fused_moe|moe_runner|^triton_kernels/matmul_ogs", "moe-runner-backend"),
     (r"batch_invariant_ops", "enable-deterministic-inference"),
     (r"piecewise", "enable-piecewise-cuda-graph"),
     (r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla", "attention-backend"),
@@ -226,7 +227,7 @@ def suspects(phase: Phase, flags: LaunchFlags) -> list[str]:
 def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     """Flags that a message and its frames point at, most telling first: named, by value, by field, by frame."""
     named = [flag_name(name) for name in _FLAG.findall(text)]
-    text = re.sub(r"^[\w.]+(?:Error|Exception|OutOfResources)\b", "", text)
+    text = re.sub(r"^(?:[\w.]+(?:Error|Exception|OutOfResources)\b|(?:[a-z_]\w*\.)+[A-Z]\w+: )", "", text)
     by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, text)]
     by_words += [flag for flag in flags.switches() if _named_in_words(flag, text)]
     by_value = [flag for flag in VALUED if _value_in(flags.value(flag), text)]
@@ -237,6 +238,25 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]
     return list(dict.fromkeys(found or named))[:3]
+
+
+def names_flags(text: str, flags: LaunchFlags) -> bool:
+    """Whether a sentence names a flag of the server, as typed or as its field (`tp_size`)."""
+    said = text.partition(": ")[2]
+    fields = (flag_name(name) for name in _FIELD.findall(said) if name in _FIELDS or _is_known(name, flags))
+    return bool(_FLAG.search(said)) or any(True for _ in fields)
+
+
+def _is_known(name: str, flags: LaunchFlags) -> bool:
+    return flag_name(name) in flags.asked or flag_name(name) in flags.effective
+
+
+def resolved(notice: Notice, flags: LaunchFlags) -> Notice:
+    """A notice that names its option in words, with the switches that are on and that the words name."""
+    if not notice.subject:
+        return notice
+    named = accused(notice.subject, "", flags)
+    return replace(notice, flags=tuple(flag for flag in named if flag.startswith("enable-") and flags.on(flag)))
 
 
 def _value_in(value: Any, text: str) -> bool:

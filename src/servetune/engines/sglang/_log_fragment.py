@@ -34,8 +34,8 @@ def is_worker(run: Run) -> bool:
 
     Only the first node has the HTTP server, warms up and says that it is ready.
     """
-    ranks = run.progress.by_rank
-    return bool(run.throughput.decode_lines and ranks) and all(map(_FURTHER_RANK.search, ranks))
+    ranks, throughput = run.progress.by_rank, run.throughput
+    return bool((throughput.decode_lines or throughput.retractions) and ranks) and all(map(_FURTHER_RANK.search, ranks))
 
 
 def completed(text: bytes) -> Run | None:

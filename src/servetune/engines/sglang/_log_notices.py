@@ -25,6 +25,7 @@ class Notice:
     flags: tuple[str, ...]
     why: Why
     repair: tuple[tuple[str, str], ...] = ()
+    subject: str = ""  # words that stand for a flag which only the command can tell
 
 
 def _notice(text: str, flags: str, why: Why) -> Notice:
@@ -88,6 +89,12 @@ NOTICES: tuple[Notice, ...] = (
         r"(?i)symm(?:etric)?[ -_]?mem\w*.*(?:not supported|not available|falling back)", "enable-symm-mem", "hardware"
     ),
     _notice(r"ignoring (?:the )?(?:argument |flag |option )?--", "", "override"),
+)
+#: What no line of the list above says, but says of its subject: "PyMscclpp is disabled due to …".
+PASSIVE = re.compile(
+    r"^(?P<subject>[\w/+.-]+(?: [\w/+.-]+){0,6}?) (?:is|are|was|were|has been|have been|will be) "
+    r"(?:automatically |currently )?"
+    r"(?:disabled|ignored|unavailable|turned off|switched off|not (?:available|supported|used|enabled))\b"
 )
 NAMED_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this device; falling back")
@@ -184,6 +191,9 @@ TELLING = (
     b"429",
     b"crash",
     b"probe",
+    b"canary",
+    b"[check",
+    b"[eval",
     b"accuracy",
     b"exact_match",
     b"slower",
@@ -242,7 +252,10 @@ def notice_of(text: str) -> Notice | None:
                 return Notice(notice.text, named[:2], notice.why)
             return notice
     match = NOT_AVAILABLE.match(text)
-    return Notice(NOT_AVAILABLE, (match["what"],), "hardware") if match else None
+    if match:
+        return Notice(NOT_AVAILABLE, (match["what"],), "hardware")
+    match = PASSIVE.match(text)
+    return Notice(PASSIVE, (), "override", subject=match["subject"]) if match else None
 
 
 def worries(text: str) -> bool:

@@ -69,6 +69,11 @@ class Progress:
     version: str | None = None
     _loads_by_rank: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def still_loading(self) -> bool:
+        """Whether a rank began to load its weights and never said that it ended."""
+        return Phase.LOAD in self.by_rank.values()
+
     def enter(self, phase: Phase, line: Line) -> None:
         """Move to `phase`; a new step begins when it differs from the current one."""
         self.markers += 1

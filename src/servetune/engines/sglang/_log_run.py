@@ -155,13 +155,17 @@ class Run:
             self.throughput.retractions += 1
             self._explain("retraction", line)
         notice = _log_notices.notice_of(text) if topics.notice and len(self.notices) < NOTICES else None
-        if notice is not None:
+        if notice is not None and not self._repeats(notice):
             self.notices.append((line.number, text[:MAX_EVIDENCE_TEXT], notice, self.progress.phase))
         if topics.stop and not self.stop_line and not self.deaths and _log_notices.STOP.search(text):
             self.stop_line = line.number
         elif topics.death and _log_notices.DEATH.search(text):
             self._death(line)
         self._alarm(line, text, topics)
+
+    def _repeats(self, notice: Notice) -> bool:
+        """Whether a notice in words, of which there may be any number, says what has been said of its subject."""
+        return bool(notice.subject) and any(known.subject == notice.subject for _, _, known, _ in self.notices)
 
     def _death(self, line: Line) -> None:
         self.last_death = line.number

@@ -115,7 +115,7 @@ def _patterns() -> dict[str, list[re.Pattern[str]]]:
         "worry": [_log_notices.WORRYING],
         "nccl_warn": [_log_notices.NCCL_WARN],
         "assertion": [_log_notices.ASSERTION_LINE],
-        "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE],
+        "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_notices.PASSIVE],
     }
 
 

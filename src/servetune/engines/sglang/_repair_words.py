@@ -29,6 +29,14 @@ _NOT_A_NUMBER = re.compile(r"invalid (?P<type>\w+) value: '(?P<value>[^']*)'")
 _WRITTEN = re.compile(r"\s*([+-]?[\d_,]*\.?\d+(?:[eE][+-]?\d{1,2})?)\s*((?:[kKmMgG]i?)?)[bB]?(%?)\s*")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _PROPOSED = "the message proposes it"
+#: "only supports topk=1", "requires page_size == 1";
+#: "too large tensor parallel size"; "a_size must be divisible by b_size"
+_ONLY = re.compile(
+    r"(?:\bonly (?:supports?|works? (?:with|for|when|if)|with|when|if|for|allowed (?:with|for))"
+    r"|\brequires?|\bneeds?) ([a-z]\w*) ?(?:==?|is) ?([a-z0-9]\w*)\b"
+)
+_TOO_LARGE = re.compile(r"(?i)\btoo (?:large|big|high|many) ([a-z]+(?:[ _-][a-z]+){0,4})")
+_DIVIDES = re.compile(r"\b([a-z]\w*_size)\b[^.\n]{0,16} must be (?:divisible by|a multiple of) ([a-z]\w*_size)\b")
 
 
 def typed(text: str | None) -> Value | None:
@@ -55,6 +63,35 @@ def advised(draft: Draft) -> None:
         now = draft.current(flag_name(name))
         if now is not None and now >= 2:
             draft.add(flag_name(name), int(now) // 2, "the message proposes less")
+    _relations(draft)
+
+
+def _relations(draft: Draft) -> None:
+    """What a sentence asks of a flag that it names: one value, less, or a divisor of another size."""
+    for name, value in _ONLY.findall(draft.text):
+        flag = _flag_of(name, draft)
+        if flag and str(draft.flags.value(flag)) != value:
+            draft.add(flag, typed(value), f"the message takes no other {name}")
+    for words in _TOO_LARGE.findall(draft.text):
+        flag = _flag_of(words.lower().replace(" ", "_"), draft)
+        now = draft.current(flag) if flag else None
+        if flag and now is not None and now >= 2:
+            draft.add(flag, int(now) // 2, "the message calls it too large")
+    for whole, part in _DIVIDES.findall(draft.text):
+        size, now = draft.current(flag_name(whole)), draft.current(flag_name(part))
+        if size and now and size % now:
+            fitting = max(one for one in range(1, int(now)) if size % one == 0)
+            draft.add(flag_name(part), fitting, f"{size:g} divides by it")
+
+
+def _flag_of(name: str, draft: Draft) -> str | None:
+    """The flag that a field is of (`topk` is the only one that ends so: `speculative-eagle-topk`)."""
+    flag = flag_name(name)
+    known = dict.fromkeys([*draft.flags.asked, *draft.flags.effective])
+    if flag in known:
+        return flag
+    ending = [one for one in known if one.endswith(f"-{flag}")]
+    return ending[0] if len(ending) == 1 else None
 
 
 def mend_value(draft: Draft) -> None:

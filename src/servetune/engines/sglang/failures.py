@@ -15,10 +15,11 @@ from typing import Any
 from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
-from servetune.engines.sglang._failure_causes import VAGUE_ORDER, Cause, causes_of
+from servetune.engines.sglang._failure_causes import LAST_ORDER, VAGUE_ORDER, Cause, causes_of
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
-from servetune.engines.sglang._log_flags import LaunchFlags, accused, accused_unseen, kept, suspects
+from servetune.engines.sglang._log_flags import LaunchFlags, accused, accused_unseen, kept, resolved, suspects
+from servetune.engines.sglang._log_fragment import is_worker
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
@@ -79,7 +80,8 @@ def _decides_alive(cause: Cause) -> bool:
 def _least_vague(causes: Sequence[Cause]) -> Cause:
     """The earliest, unless it says little and another one of the same moment says more."""
     specific = [cause for cause in causes if cause.entry and cause.entry.signature.order < VAGUE_ORDER]
-    return specific[0] if specific else causes[0]
+    telling = [cause for cause in causes if cause.entry and cause.entry.signature.order < LAST_ORDER]
+    return (specific or telling or list(causes))[0]
 
 
 def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure:
@@ -231,7 +233,7 @@ def _hinted(hint: str | None, run: Run, flags: LaunchFlags) -> Failure | None:
 
 def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | None:
     """Trouble of a server that is alive: refused load, options without effect, retractions, useless drafts."""
-    if not run.progress.ready:
+    if not run.progress.ready and (run.deaths or not is_worker(run)):
         return None
     alive = sorted((cause for cause in causes if cause.strength == "alive"), key=lambda cause: cause.when)
     slow = [cause for cause in alive if cause.entry and cause.entry.signature.name == "slower_than_baseline"]
@@ -264,7 +266,8 @@ def _rare(retractions: int, run: Run) -> bool:
 
 
 def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
-    for number, text, notice, phase in run.notices:
+    for number, text, said, phase in run.notices:
+        notice = resolved(said, flags)
         if _should_work(notice, flags) or _asked_in_vain(notice, flags):
             failure = _table_failure(
                 "option_without_effect", run, flags, [(number, text)], phase, notice=text.strip()[:200]
@@ -275,7 +278,7 @@ def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
             drop = [
                 Repair(flag=flag, value=None, reason=f"leave out {flag}: it does nothing here")
                 for flag in notice.flags
-                if flags.on(flag) and notice.why != "override"
+                if flags.on(flag) and (notice.why != "override" or notice.subject)
             ]
             return failure.model_copy(update={"blamed": tuple(blamed), "repairs": tuple([*steps, *drop])})
     return None
@@ -295,8 +298,10 @@ def _asked_in_vain(notice: Notice, flags: LaunchFlags) -> bool:
         if flag == "disable-custom-all-reduce":
             if flags.asked.get(flag) is False:
                 return True
-        elif flag.startswith("enable-") and flags.on(flag) and (notice.why != "override" or flag in flags.asked):
-            return True
+        elif flag.startswith("enable-") and flags.on(flag):
+            known = flag in flags.asked or (notice.subject and not flags.asked)
+            if notice.why != "override" or known:
+                return True
     return False
 
 
