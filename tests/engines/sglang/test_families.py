@@ -254,3 +254,49 @@ def test_a_node_without_rank_0_retracts() -> None:
         log = log.add(full, "TP8", 5) if number else log.decides(full, "TP8", 5)
     found = _diagnosis(log)
     assert (found["class"], found["phase"]) == ("perf_regression", "serving")
+
+
+#: Place, the deciding line of native code, class and phase; no Python exception follows.
+NATIVE = (
+    ("load", "  what():  ibv_reg_mr failed: Cannot allocate memory", ("comm_init", "load")),
+    (
+        "load",
+        "[1736412.331] [n1:12 :0] ib_device.c:1294 UCX  ERROR ibv_open_device(mlx5_0) failed",
+        ("comm_init", "load"),
+    ),
+    ("load", "  what():  Resource temporarily unavailable", ("host_env", "load")),
+    ("capture", "ptxas fatal   : Unresolved extern function '__nv_fp8'", ("jit_autotune", "graph_capture")),
+    ("capture", "  what():  CUDA out of memory. Tried to allocate 2.00 GiB", ("oom_graph", "graph_capture")),
+    ("ready", "  what():  NCCL communicator was aborted on rank 2", ("comm_runtime", "serving")),
+    ("ready", "gemm.cu:88: void launch(): Assertion `status == kSuccess' failed.", ("device_fault", "serving")),
+)
+
+
+@pytest.mark.parametrize("case", NATIVE, ids=[case[1][:40] for case in NATIVE])
+def test_native_code_that_ends_the_server_without_an_exception(case: tuple) -> None:
+    place, line, answer = case
+    log = Log().arguments(**FLAGS).start(place, ("TP0", "TP1"))
+    if "what()" in line:
+        log.add("terminate called after throwing an instance of 'std::runtime_error'", "")
+    found = _diagnosis(log.decides(line, "").dies(serving=place == "ready"))
+    assert (found["class"], found["phase"]) == answer
+    assert found["evidence"][0]["line"] == log.decisive
+
+
+def test_what_native_code_says_and_the_server_survives_is_no_failure() -> None:
+    log = Log().arguments(**{**FLAGS, "enable_mscclpp": False}).start("load", ("TP0", "TP1"))
+    log.add("[1736412.331] [n1:12 :0] ib_device.c:1294 UCX  ERROR ibv_open_device(mlx5_0) failed", "")
+    log.add("Port 30001 is already in use, trying port 30002", "TP0")
+    assert _diagnosis(log.start("ready", ("TP0", "TP1")).serve(2))["class"] == "none"
+
+
+def test_a_requirement_of_a_size_is_no_missing_package() -> None:
+    log = Log().arguments(**FLAGS).start("load", ("TP0",))
+    frames = (*LOADING, "layers/attention/tiny_backend.py:__init__> assert pp_size == 1")
+    text = "AssertionError: this backend requires page_size == 1"
+    found = _diagnosis(log.raises("TP0", frames, text, decisive=True).dies())
+    assert (found["class"], found["repair"][0]["flag"], found["repair"][0]["value"]) == (
+        "invalid_combo",
+        "--page-size",
+        1,
+    )
