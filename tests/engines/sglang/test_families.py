@@ -152,6 +152,24 @@ CASES = (
     ),
     (
         "weights",
+        (
+            *POOLS[:-1],
+            "model_executor/model_runner.py:init_memory_pool> self.tree_cache = create_tree_cache(",
+            "mem_cache/storage/mooncake_store/mooncake_store.py:register_buffer> raise RuntimeError(",
+        ),
+        "RuntimeError: Failed to register buffer to Mooncake Store, error code: -1",
+        ("comm_init", "kv_alloc", "infeasible"),
+        None,
+    ),
+    (
+        "serving",
+        (*EVENT_LOOP, f"{SITE}/torch/distributed/distributed_c10d.py:reduce_scatter_tensor> work = group._base("),
+        "RuntimeError: input tensor must be the same size as output size times world size",
+        ("engine_bug", "serving", "infeasible"),
+        None,
+    ),
+    (
+        "weights",
         POOLS,
         "RuntimeError: a thing that nobody has seen",
         ("unknown", "kv_alloc", "infeasible"),
