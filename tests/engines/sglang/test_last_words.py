@@ -1,0 +1,70 @@
+"""Deaths whose cause stands in a plain line, or beside an exception that is only its consequence."""
+
+# ruff: noqa: E501 - log lines are as long as they are
+
+from engines.sglang.composing import EVENT_LOOP, LOADING, POOLS, Log
+
+from servetune.engines.sglang.logs import SglangLogReader
+
+FLAGS = {
+    "tp_size": 8,
+    "mem_fraction_static": 0.8,
+    "attention_backend": "torch_native",
+    "speculative_algorithm": "NGRAM",
+}
+
+
+def diagnosis(log: Log) -> dict:
+    reader = SglangLogReader({})
+    reader.feed(log.text().encode())
+    return reader.report(reader.diagnose(None))
+
+
+def test_a_stuck_watchdog_of_nccl_is_a_hang_although_the_process_aborts():
+    log = Log().arguments(**FLAGS).start("ready", ("TP0", "TP3")).serve(2)
+    log.decides(
+        "[rank3]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 3] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=4",
+        "",
+    )
+    log.add(
+        "[rank3]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 3] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+        "",
+    )
+    log.add("Fatal Python error: Aborted", "")
+    found = diagnosis(log)
+    assert (found["class"], found["phase"], found["evidence"][0]["line"]) == ("hang", "serving", log.decisive)
+
+
+def test_weights_that_cannot_be_mapped_for_want_of_host_memory_are_the_hosts():
+    log = Log().arguments(**FLAGS).start("load", ("TP0", "TP5"))
+    text = "RuntimeError: unable to mmap 9013372412 bytes from file </models/m/model-00007-of-00009.safetensors>: Cannot allocate memory (12)"
+    found = diagnosis(log.raises("TP5", LOADING, text, decisive=True).dies())
+    assert (found["class"], found["phase"]) == ("host_env", "load")
+
+
+def test_an_out_of_memory_that_is_only_logged_counts_when_the_server_dies_of_it():
+    said = "Failed to initialize experts: CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 47.37 GiB of which 8.31 MiB is free."
+    found = diagnosis(Log().arguments(**FLAGS).start("load", ("TP0", "TP1")).decides(said, "TP1").dies())
+    assert (found["class"], found["phase"]) == ("oom_weights", "load")
+    survived = Log().arguments(**FLAGS).start("load", ("TP0", "TP1")).add(said, "TP1").start("ready", ("TP0", "TP1"))
+    assert diagnosis(survived.serve(2))["class"] == "none"
+
+
+def test_a_warm_up_that_loses_its_own_server_is_no_failed_download():
+    log = Log().arguments(**FLAGS).start("ready", ("TP0",))
+    frames = (*EVENT_LOOP, "layers/attention/torch_native_backend.py:_run_sdpa> per_req = lens.shape[0]")
+    log.raises("TP0", frames, "AttributeError: 'NoneType' object has no attribute 'shape'", decisive=True)
+    lost = "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))"
+    log.raises(None, ("/usr/lib/python3.12/site-packages/requests/adapters.py:send> raise ConnectionError(err)",), lost)
+    found = diagnosis(log.dies(serving=True))
+    assert found["class"] == "engine_bug"
+    assert found["evidence"][0]["line"] == log.decisive
+
+
+def test_a_pool_of_sliding_windows_that_holds_no_request_wants_a_larger_fraction():
+    log = Log().arguments(**{**FLAGS, "mem_fraction_static": 0.5}).start("weights", ("TP0",))
+    text = "ValueError: SWA pool (640 tokens) cannot hold even one request: the floor is sliding_window_size (1024) + page_size (1). Increase --swa-full-tokens-ratio or the total KV budget."
+    found = diagnosis(log.raises("TP0", POOLS, text, decisive=True).dies())
+    assert (found["class"], found["phase"]) == ("kv_budget", "kv_alloc")
+    assert found["repair"][0]["flag"] == "--mem-fraction-static"
+    assert found["repair"][0]["value"] > 0.5
