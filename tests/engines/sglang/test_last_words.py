@@ -2,7 +2,8 @@
 
 # ruff: noqa: E501 - log lines are as long as they are
 
-from engines.sglang.composing import EVENT_LOOP, LOADING, POOLS, Log
+import pytest
+from engines.sglang.composing import CAPTURE, DISTRIBUTED, EVENT_LOOP, LOADING, POOLS, Log
 
 from servetune.engines.sglang.logs import SglangLogReader
 
@@ -68,3 +69,75 @@ def test_a_pool_of_sliding_windows_that_holds_no_request_wants_a_larger_fraction
     assert (found["class"], found["phase"]) == ("kv_budget", "kv_alloc")
     assert found["repair"][0]["flag"] == "--mem-fraction-static"
     assert found["repair"][0]["value"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        (
+            "[probe] prompt='The capital of France is' -> ' Parisъ了 gutter の Schul' (expected 'Paris', then an end)",
+            "wrong_output",
+        ),
+        ("[eval] gsm8k: 0/256 (0.0%)   baseline: 240/256 (93.8%)", "wrong_output"),
+        ("[probe] prompt='Say hello in three languages' -> ' hello привет 你好' ok", "none"),
+        ("[eval] gsm8k: 240/256 (93.8%)   baseline: 243/256 (94.9%)", "none"),
+        ("[bench] HTTP 503 Service Unavailable: No available workers (all circuits open or unhealthy)", "overload"),
+        ("[bench] concurrency 512: 90 of 2048 requests failed (429), server alive", "overload"),
+        ("[tuner] no new log line for 300 s, giving up on the trial", "hang"),
+    ],
+)
+def test_what_others_say_about_a_server_that_lives(line: str, answer: str):
+    log = Log().arguments(**FLAGS).start("ready", ("TP0", "TP1")).serve(3).add(line, "")
+    assert diagnosis(log)["class"] == answer
+
+
+def test_a_custom_all_reduce_that_fails_in_a_plain_line():
+    log = Log().arguments(**FLAGS).start("load", ("TP0", "TP1"))
+    log.decides("Failed: Cuda error /src/csrc/custom_all_reduce.cuh:419 'invalid resource handle'", "")
+    found = diagnosis(log.dies())
+    assert (found["class"], found["evidence"][0]["line"]) == ("comm_init", log.decisive)
+    assert found["repair"][0]["flag"] == "--disable-custom-all-reduce"
+
+
+def test_memory_of_other_gpus_that_cannot_be_mapped():
+    frames = (
+        *DISTRIBUTED,
+        "/usr/lib/python3.12/site-packages/torch/distributed/_symmetric_memory/__init__.py:rendezvous> return _SymmetricMemory.rendezvous(tensor)",
+    )
+    log = Log().arguments(**{**FLAGS, "enable_torch_symm_mem": True}).start("load", ("TP0", "TP1"))
+    found = diagnosis(
+        log.raises("TP1", frames, "RuntimeError: CUDA driver error: operation not supported", decisive=True).dies()
+    )
+    assert (found["class"], found["blamed"]) == ("comm_init", ["--enable-torch-symm-mem"])
+
+
+def test_the_compiler_and_not_the_command_that_ran_it_decides():
+    log = Log().arguments(**FLAGS).start("capture", ("TP0",))
+    jit = "/usr/lib/python3.12/site-packages/flashinfer/jit/cpp_ext.py"
+    said = (
+        "RuntimeError: Ninja build failed. Ninja output:\n[1/4] nvcc -c attention.cu\n"
+        "/usr/include/fp8.h:12:10: fatal error: cuda_fp6.h: No such file or directory\n"
+        "ninja: build stopped: subcommand failed."
+    )
+    log.raises(
+        "TP0",
+        (f"{jit}:run_ninja> subprocess.run(",),
+        "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.",
+        wrapper=((*CAPTURE, f"{jit}:run_ninja> raise RuntimeError(msg)"), said),
+    )
+    found = diagnosis(log.dies())
+    assert found["class"] == "jit_autotune"
+    assert "cuda_fp6.h" in found["evidence"][0]["text"]
+
+
+def test_the_thread_of_the_forward_pass_takes_its_server_along():
+    log = Log().arguments(**FLAGS).start("ready", ("TP0",)).serve(2)
+    frames = ("managers/tp_worker_overlap_thread.py:forward_thread_func> self.forward_thread_func_()", *EVENT_LOOP[3:])
+    log.raises(
+        None,
+        frames,
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        header="Exception in thread Thread-7 (forward_thread_func):\n",
+        decisive=True,
+    )
+    assert diagnosis(log)["class"] == "device_fault"

@@ -130,7 +130,7 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
 def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, trace: Trace, phase: Phase) -> Cause:
     line, text = one.line_at(match.start()) if match else one.lines[0]
     if _FOLLOWS.search(text):
-        line, text = _compilers_own(one) or (line, text)
+        line, text = next(filter(None, map(_compilers_own, (one, *trace.raised))), (line, text))
     last = trace.raised[-1]
     wrapper = last.lines[0] if last is not one and "failed" in last.lines[0][1] else None
     forced = found.signature.phase if found else None
@@ -156,6 +156,7 @@ _COMPILER_SAYS = re.compile(
 )
 _FOLLOWS = re.compile(
     r"collect2: error|^ninja: build stopped|\d errors? (?:detected|generated)|^FAILED:|[Nn]inja build failed\b"
+    r"|CalledProcessError: Command .{0,80}\b(?:ninja|nvcc|hipcc|g\+\+|gcc|cc)\b"
 )
 
 

@@ -46,7 +46,8 @@ _NOT_A_MESSAGE = re.compile(
 )
 #: "… hit an exception" headers: after one of these the process is dying, whatever follows.
 _FATAL_HEADER = re.compile(
-    r"hit an exception|Initialization failed|Exception in thread MainThread|Exception in run_|Exception in Controller"
+    r"hit an exception|Initialization failed|Exception in thread (?:MainThread|\S+ \(forward_thread_func)"
+    r"|Exception in run_|Exception in Controller"
 )
 
 
