@@ -141,3 +141,25 @@ def test_the_thread_of_the_forward_pass_takes_its_server_along():
         decisive=True,
     )
     assert diagnosis(log)["class"] == "device_fault"
+
+
+SERVING = (
+    ("torch.AcceleratorError: CUDA error: operation not supported on global/shared address space", "device_fault"),
+    ("RuntimeError: [10:01:02] /project/cpp/matcher.cc:87: Check failed: !stopped_", "engine_bug"),
+    ("ValueError: k.shape[0] (513) does not match kv_indptr[-1] (512).", "engine_bug"),
+)
+
+
+@pytest.mark.parametrize(("text", "answer"), SERVING)
+def test_a_batch_that_a_library_refuses(text: str, answer: str):
+    log = Log().arguments(**FLAGS).start("ready", ("TP0",)).serve(2)
+    frames = (*EVENT_LOOP, "/usr/lib/python3.12/site-packages/library/prefill.py:run> self._module.run(")
+    found = diagnosis(log.raises("TP0", frames, text, decisive=True).dies(serving=True))
+    assert (found["class"], found["evidence"][0]["line"]) == (answer, log.decisive)
+
+
+def test_a_gpu_that_another_process_holds_is_tried_again():
+    log = Log().arguments(**FLAGS).start("load", ("TP0",))
+    text = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    found = diagnosis(log.raises("TP0", DISTRIBUTED, text, decisive=True).dies())
+    assert (found["class"], found["verdict"]) == ("host_env", "retry")

@@ -160,12 +160,14 @@ _FOLLOWS = re.compile(
 )
 
 
+_COUNTED = re.compile(r"\d errors? (?:detected|generated)")
+
+
 def _compilers_own(one: Raised) -> tuple[int, str] | None:
-    """The line of a message of many lines in which the compiler says what is wrong."""
-    for number, text in one.lines[1:]:
-        if _COMPILER_SAYS.search(text) and not _FOLLOWS.search(text):
-            return number, text
-    return None
+    """The line of a message of many lines in which the compiler says what is wrong, or else how much is."""
+    own = (line for line in one.lines[1:] if _COMPILER_SAYS.search(line[1]) and not _FOLLOWS.search(line[1]))
+    counted = (line for line in one.lines[1:] if _COUNTED.search(line[1]))
+    return next(own, None) or next(counted, None)
 
 
 #: Signatures of a crash of native code: the frames of the crashed thread belong to them.
