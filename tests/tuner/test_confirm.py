@@ -9,7 +9,7 @@ from servetune.core.engine import EngineChoice
 from servetune.core.failure import Failure, Phase, Verdict
 from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.space import SearchSpace
-from servetune.core.study import Confirmation, StoredStudy, StudySpec
+from servetune.core.study import Confirmation, Retries, StoredStudy, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.report import build
 from servetune.tuner.confirm import lead, next_launch, winner
@@ -218,3 +218,19 @@ def test_a_leader_that_comes_up_later_is_launched_in_turn_with_the_baseline_agai
         found.append((candidate.trial, candidate.attempt))
     assert found == [(0, 6), (2, 2), (0, 8), (2, 4)]
     assert winner(trials, spec).number == 2
+
+
+def test_fewer_retries_or_leaders_than_before_repeat_nothing_and_end():
+    """Rounds have other numbers after `retries` changed; a leader that is dropped was confirmed all the same."""
+    spec = SPEC.model_copy(update={"confirm": Confirmation(top=1, launches=3, most=3), "retries": Retries(transient=2)})
+    trials = [trial(0, 100, baseline=True), trial(1, 150)]
+    found = launched(trials, spec, lambda number, attempt: 100 + 50 * number + attempt / 100)
+    assert found == [(0, 3), (1, 3), (0, 6), (1, 6), (0, 9), (1, 9)]
+    more = spec.model_copy(update={"confirm": Confirmation(top=1, launches=4, most=4), "retries": Retries(transient=1)})
+    again = launched(trials, more, lambda number, attempt: 100 + 50 * number + attempt / 100)
+    assert len(again) <= 4
+    assert not set(again) & set(found)
+    two = SPEC.model_copy(update={"confirm": Confirmation(top=2, launches=2, most=2)})
+    both = [trial(0, 100, baseline=True), trial(1, 150), trial(2, 140)]
+    launched(both, two, lambda number, attempt: 100 + 20 * number + attempt / 100)
+    assert next_launch(two.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)}), both) is None

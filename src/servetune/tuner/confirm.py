@@ -72,31 +72,48 @@ def next_launch(spec: StudySpec, trials: Sequence[TrialRecord], may_go_on: bool 
         return None
     tries = spec.retries.transient + 1  # the first ones belong to the search
     contenders = [*baselines(trials), *ahead]
-    earlier = _end_of_earlier(trials, [t.number for t in contenders])
-    done = {t.number: _rounds(t, tries, earlier if t.baseline else "") for t in contenders}
+    done = _counted(spec, trials, contenders, tries)
     last = min(contenders, key=lambda t: done[t.number])
     whole = max(done.values()) == done[last.number]  # nobody waits for the rest of a round
     if done[last.number] >= spec.confirm.launches and whole:
         over = done[last.number] >= spec.confirm.rounds_at_most or not may_go_on
         if over or _decided(ahead, next(iter(baselines(trials)), None), spec):
             return None
-    return Candidate(trial=last.number, attempt=tries * (1 + _rounds(last, tries)), assignment=last.assignment)
+    return Candidate(trial=last.number, attempt=_free_attempt(last, tries), assignment=last.assignment)
 
 
-def _end_of_earlier(trials: Sequence[TrialRecord], contenders: Sequence[int]) -> str:
-    """When the last launch ended that confirmed another leader than the present ones; empty where there was none."""
-    others = [t for t in trials if t.number not in contenders and not failed_again(t)]
-    ended = [run.finished_at for t in others for run in t.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
-    return max(ended, default="")
+def _counted(
+    spec: StudySpec, trials: Sequence[TrialRecord], contenders: Sequence[TrialRecord], tries: int
+) -> dict[int, int]:
+    """Trial number → rounds that count. Told by numbers of rounds alone: a node's clock may be set.
+
+    The baseline's rounds with an earlier leader, which is none any more, do not count for one that came up later.
+    """
+    done = {t.number: len(_over(t, tries)) for t in contenders}
+    base = next((t.number for t in contenders if t.baseline), None)
+    ours = [count for number, count in done.items() if number != base]
+    others = [t for t in trials if t.number not in done and not failed_again(t)]
+    earlier = max((len(_over(t, tries)) for t in others), default=0)
+    if base is not None and (min(ours) < spec.confirm.launches or done[base] > max(ours)):
+        done[base] = max(0, done[base] - earlier)
+    return done
 
 
-def _rounds(record: TrialRecord, tries: int, after: str = "") -> int:
-    """Launches of the confirmation that ended after a time, tries after transient failures not counted."""
-    confirmed = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM]
-    runs = [run for run in confirmed if run.finished_at and run.finished_at > after]
+def _free_attempt(record: TrialRecord, tries: int) -> int:
+    """Of the next round. After a change of `retries.transient` rounds have other numbers than their count says."""
+    over = _over(record, tries)
+    number = 1 + len(over)
+    while number in over:
+        number += 1
+    return tries * number
+
+
+def _over(record: TrialRecord, tries: int) -> set[int]:
+    """Numbers of the confirmation's rounds that are over, tries after transient failures not counted."""
+    runs = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
     over = [run for run in runs if run.failure is None or run.failure.verdict is not Verdict.RETRY]
     last = [run for run in runs if run.attempt % tries == tries - 1]
-    return len({run.attempt // tries for run in (*over, *last)})
+    return {run.attempt // tries for run in (*over, *last)}
 
 
 def _decided(ahead: Sequence[TrialRecord], base: TrialRecord | None, spec: StudySpec) -> bool:
