@@ -209,6 +209,8 @@ def verdict(
     interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f} %, {count}"
     if found.proved:
         return f"{ahead} ({interval})"
+    if found.high < 0:
+        return f"trial {best.number} is {-100 * found.gain:.1f} % behind the baseline{_idle(best)} ({interval})"
     return f"{ahead}, but the lead is not proved ({interval}): the baseline may be as good"
 
 

@@ -69,6 +69,17 @@ def test_a_model_that_misjudges_a_launch_cannot_pull_it_below_what_was_seen():
     assert [t.number for t in leaders([base, fast, same], SPEC, 1)] == [1]
 
 
+def test_nor_lift_it_far_above():
+    """Its log told of a pool that holds a tenth, by which the model excuses it."""
+    base = record(0, (60, 500, 600), 20_000, mem_fraction_static=0.8, kv_cache_dtype="auto")
+    slow = record(1, (60, 300, 100), 1_500, mem_fraction_static=0.8, kv_cache_dtype="fp8_e4m3")
+    same = record(2, (60, 505, 590), 20_500, mem_fraction_static=0.81, kv_cache_dtype="auto")
+    values = estimated([base, slow, same], SPEC)
+    sd = math.hypot(0.01 / math.sqrt(3), 0.03)
+    assert values[1] <= slow.value * math.exp(3 * sd) * (1 + 1e-9)
+    assert 1 not in [t.number for t in leaders([base, slow, same], SPEC, 2)]
+
+
 def test_a_lucky_value_is_pulled_back_within_its_own_uncertainty():
     base = record(0, (60, 500, 600), 20_000, mem_fraction_static=0.8, kv_cache_dtype="auto")
     lucky = record(1, (66, 550, 660), 20_000, 0.1, mem_fraction_static=0.8, kv_cache_dtype="fp8_e4m3")

@@ -34,13 +34,16 @@ def memory_facts(log: Mapping[str, object]) -> dict[str, float]:
 
 
 def _in_effect(log: Mapping[str, Any]) -> dict[str, float]:
-    served, pool, captured = (log.get(key) or {} for key in ("server_args", "pool", "captured_sizes"))
-    told = {name: next((served[flag] for flag in flags if flag in served), None) for name, flags in FLAGS.items()}
+    served, pool, captured = (_mapping(log.get(key)) for key in ("server_args", "pool", "captured_sizes"))
+    told = {name: number_of(served, flags) for name, flags in FLAGS.items()}
     sizes = [max(each) for what, each in captured.items() if each and "prefill" not in what]
     told["batch"] = max(sizes, default=told["batch"])
-    told["chunk_tokens"] = pool.get("chunked_prefill_size", told["chunk_tokens"])
-    numbers = {name: number_of(told, (name,)) for name in told}
-    return {name: value for name, value in numbers.items() if value is not None and value > 0}
+    told["chunk_tokens"] = number_of(pool, ("chunked_prefill_size",)) or told["chunk_tokens"]
+    return {name: float(value) for name, value in told.items() if value is not None and value > 0}
+
+
+def _mapping(told: object) -> Mapping[str, Any]:
+    return told if isinstance(told, Mapping) else {}
 
 
 def number_of(flags: Mapping[str, Any], names: tuple[str, ...]) -> float | None:

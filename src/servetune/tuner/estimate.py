@@ -15,7 +15,7 @@ from servetune.tuner.telling import context_of, told_of
 
 #: The sampler whose model it is. What other samplers propose is judged by its measurement alone.
 MODELLED = "adaptive"
-#: Deviations by which the model may correct a measured value downwards, and the least deviation between two launches.
+#: Deviations by which the model may correct a measured value, and the least deviation between two launches.
 DOUBT, BETWEEN_LAUNCHES = 3.0, 0.03
 
 
@@ -38,19 +38,26 @@ def estimated(trials: Sequence[TrialRecord], spec: StudySpec) -> Mapping[int, fl
     assumed = {**_defaults(trials), **spec.space.fixed}
     gains = expected_gains(grid, context_of(spec, assumed), seen)
     own = gains.get(base.number, 0.0)
-    least = {t.number: _least(t, complete.get(t.number, 0.0), spec) for t in trials}
+    doubt = {t.number: _doubt(t, spec) for t in trials}
     return {
-        number: max(least[number], complete[base.number] * math.exp(gains[number] - own)) if number in gains else value
+        number: _within(complete[base.number] * math.exp(gains[number] - own), value, doubt[number])
+        if number in gains
+        else value
         for number, value in complete.items()
     }
 
 
-def _least(record: TrialRecord, value: float, spec: StudySpec) -> float:
-    """How far a model may pull a measured value down: what was seen stands against whatever it expects."""
+def _within(expected: float, measured: float, doubt: float) -> float:
+    """What was seen stands against whatever a model expects."""
+    return min(max(expected, measured / doubt), measured * doubt)
+
+
+def _doubt(record: TrialRecord, spec: StudySpec) -> float:
+    """By which factor a model may correct a trial's measured value."""
     run = _search_run(record)
     sds = [] if run is None else list(told_of(_OUTCOME, run, spec.objective)["sd"].values())
     own = math.sqrt(sum(sd * sd for sd in sds)) / max(1, len(sds))
-    return value * math.exp(-DOUBT * math.hypot(own, BETWEEN_LAUNCHES))
+    return math.exp(DOUBT * math.hypot(own, BETWEEN_LAUNCHES))
 
 
 _TELLING = (TrialState.COMPLETE, TrialState.PRUNED)

@@ -53,7 +53,7 @@ class SglangPreflight:
         """Of the SGLang that answers. Waits until it is warm. Raises ProgramEndedError."""
         if self._ready is None:
             self._ready = self._program.heard(READY_S)
-        if not self._ready.get("ready"):
+        if not self._ready.get("ready") or not self._ready.get("version"):
             raise ProgramEndedError(str(self._ready.get("error") or "SGLang's checks could not be imported"))
         return str(self._ready["version"])
 
