@@ -218,7 +218,9 @@ def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
 
 def test_a_longer_confirmation_goes_on_where_the_study_ended(servetune):
     name = f"surer-{os.getpid()}"
-    file = servetune.write_study(name, trials=3)
+    file = servetune.write_study(name, trials=2)
+    chunks = "    chunked-prefill-size: [2048, 4096, 8192]\n"
+    file.write_text(file.read_text().replace(chunks, f"{chunks}  hints:\n    - {{mem-fraction-static: 0.9}}\n"))
     servetune("start", file)
     assert "raise `budget` or `confirm`" in servetune("resume", name).stdout
     before = confirmed(servetune.folder, name)
