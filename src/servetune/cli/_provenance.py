@@ -9,10 +9,10 @@ from statistics import fmean, geometric_mean
 from servetune import __version__
 from servetune.core.benchmark import Measurement, Percentiles
 from servetune.core.node import NodeFacts
-from servetune.core.study import StoredStudy
+from servetune.core.study import StoredStudy, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
 from servetune.report import SIMULATED, sets, verdict
-from servetune.tuner.confirm import baselines
+from servetune.tuner.confirm import baselines, run_value
 
 
 def provenance(
@@ -31,7 +31,7 @@ def provenance(
         f"measured {run.started_at}, exported {datetime.now(UTC).isoformat(timespec='seconds')}",
         verdict(stored, records, record, base) if record.value is not None else f"trial is {record.state.value}",
         "",
-        *_table(record, base),
+        *_table(record, base, stored.spec),
     ]
     return tuple(lines)
 
@@ -52,24 +52,26 @@ def _driver(facts: NodeFacts) -> str:
     return f"driver {facts.driver_version}" if facts.driver_version else ""
 
 
-def _fresh(record: TrialRecord) -> list[RunRecord]:
-    return [run for run in record.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at and run.failure is None]
+def _fresh(record: TrialRecord, spec: StudySpec) -> list[RunRecord]:
+    """The launches of the confirmation that its verdict counts."""
+    confirmed = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM]
+    return [run for run in confirmed if run_value(run, spec.objective, spec.workload.concurrency) is not None]
 
 
 def _searched(record: TrialRecord) -> list[RunRecord]:
     return [run for run in record.runs if run.purpose is RunPurpose.SEARCH and run.finished_at][-1:]
 
 
-def _table(record: TrialRecord, baseline: TrialRecord | None) -> list[str]:
+def _table(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> list[str]:
     """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians.
 
     Of a confirmed trial: means over the launches that count, which are the fresh ones, and all of the baseline.
     """
-    ours, theirs = _fresh(record), [] if baseline is None else _searched(baseline)
+    ours, theirs = _fresh(record, spec), [] if baseline is None else _searched(baseline)
     lines = []
     if ours and baseline is not None:
         ours = ours if record is not baseline else [*_searched(record), *ours]
-        theirs = [*theirs, *_fresh(baseline)]
+        theirs = [*theirs, *_fresh(baseline, spec)]
         lines.append(f"means over {_launches(ours)}, of the baseline over {_launches(theirs)}")
     told, base = _by_level(ours or _searched(record)), _by_level(theirs)
     lines.append("concurrency  output tokens/s      baseline     gain  TTFT p50 ms  TPOT p50 ms")

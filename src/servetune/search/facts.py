@@ -37,9 +37,9 @@ def _in_effect(log: Mapping[str, Any]) -> dict[str, float]:
     served, pool, captured = (_mapping(log.get(key)) for key in ("server_args", "pool", "captured_sizes"))
     told = {name: number_of(served, flags) for name, flags in FLAGS.items()}
     sizes = [max(each) for what, each in captured.items() if each and "prefill" not in what]
-    told["batch"] = max(sizes, default=told["batch"])
+    told["batch"] = float(max(sizes)) if sizes else told["batch"]
     told["chunk_tokens"] = number_of(pool, ("chunked_prefill_size",)) or told["chunk_tokens"]
-    return {name: float(value) for name, value in told.items() if value is not None and value > 0}
+    return {name: value for name, value in told.items() if value is not None and value > 0}
 
 
 def _mapping(told: object) -> Mapping[str, Any]:

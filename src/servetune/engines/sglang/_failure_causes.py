@@ -154,13 +154,11 @@ _COMPILER_SAYS = re.compile(
     r"(?:^|[\s:)])(?:fatal |catastrophic )?error(?: ?:|\s*--)|(?:^|/)ld: (?:cannot|error|undefined)"
     r"|undefined reference to|\b(?:ptxas|nvcc|nvlink|cc1plus)\b ?(?:fatal|error)|No such file or directory"
 )
+_COUNTED = re.compile(r"\d errors? (?:detected|generated)")
 _FOLLOWS = re.compile(
-    r"collect2: error|^ninja: build stopped|\d errors? (?:detected|generated)|^FAILED:|[Nn]inja build failed\b"
+    rf"collect2: error|^ninja: build stopped|{_COUNTED.pattern}|^FAILED:|[Nn]inja build failed\b"
     r"|CalledProcessError: Command .{0,80}\b(?:ninja|nvcc|hipcc|g\+\+|gcc|cc)\b"
 )
-
-
-_COUNTED = re.compile(r"\d errors? (?:detected|generated)")
 
 
 def _compilers_own(one: Raised) -> tuple[int, str] | None:

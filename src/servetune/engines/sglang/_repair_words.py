@@ -29,13 +29,14 @@ _NOT_A_NUMBER = re.compile(r"invalid (?P<type>\w+) value: '(?P<value>[^']*)'")
 _WRITTEN = re.compile(r"\s*([+-]?[\d_,]*\.?\d+(?:[eE][+-]?\d{1,2})?)\s*((?:[kKmMgG]i?)?)[bB]?(%?)\s*")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _PROPOSED = "the message proposes it"
-#: "only supports topk=1", "requires page_size == 1";
-#: "too large tensor parallel size"; "a_size must be divisible by b_size"
+#: "only supports topk=1", "requires page_size == 1"
 _ONLY = re.compile(
     r"(?:\bonly (?:supports?|works? (?:with|for|when|if)|with|when|if|for|allowed (?:with|for))"
     r"|\brequires?|\bneeds?) ([a-z]\w*) ?(?:==?|is) ?([a-z0-9]\w*)\b"
 )
+#: "too large tensor parallel size"
 _TOO_LARGE = re.compile(r"(?i)\btoo (?:large|big|high|many) ([a-z]+(?:[ _-][a-z]+){0,4})")
+#: "a_size must be divisible by b_size"
 _DIVIDES = re.compile(r"\b([a-z]\w*_size)\b[^.\n]{0,16} must be (?:divisible by|a multiple of) ([a-z]\w*_size)\b")
 
 
