@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from servetune.core.failure import Phase
@@ -17,6 +17,8 @@ from servetune.engines.sglang._repair_numbers import numbers_of
 
 #: Signatures with an order from here on say little; another exception of the same chain may say more.
 VAGUE_ORDER = 60
+#: Two ranks that fail within this time failed together: the one that is understood decides.
+TOGETHER_S = 1.0
 #: From here on, rules of last resort for what would be unknown.
 LAST_ORDER = 91
 #: The process was asked to stop, or its peer is gone: never a cause.
@@ -151,12 +153,13 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
 
 #: A compiler's or a linker's own error; that the build stopped, or a part of it failed, follows from it.
 _COMPILER_SAYS = re.compile(
-    r"(?:^|[\s:)])(?:fatal |catastrophic )?error(?: ?:|\s*--)|(?:^|/)ld: (?:cannot|error|undefined)"
+    r"(?:^|[\s:);])(?:fatal |catastrophic )?error(?:\s{0,4}:|\s*--)|(?:^|/)ld: (?:cannot|error|undefined)"
     r"|undefined reference to|\b(?:ptxas|nvcc|nvlink|cc1plus)\b ?(?:fatal|error)|No such file or directory"
 )
 _COUNTED = re.compile(r"\d errors? (?:detected|generated)")
 _FOLLOWS = re.compile(
     rf"collect2: error|^ninja: build stopped|{_COUNTED.pattern}|^FAILED:|[Nn]inja build failed\b"
+    r"|assembly aborted due to errors"
     r"|CalledProcessError: Command .{0,80}\b(?:ninja|nvcc|hipcc|g\+\+|gcc|cc)\b"
 )
 
@@ -234,3 +237,42 @@ def _survived_event(event: Event, run: Run) -> bool:
             return True
     answered = max(run.last_decode_line, run.last_answer_line if name == "health_check" else 0)
     return name in ("health_check", "request_timeout") and answered > event.number
+
+
+def choose(causes: Sequence[Cause], run: Run) -> Cause | None:
+    """The cause that decides; see `failures`."""
+    ordered = sorted(causes, key=lambda cause: cause.when)
+    decisive = [cause for cause in ordered if cause.strength in ("root", "unknown")]
+    if decisive and not _only_refers(decisive, ordered):
+        first = decisive[0]
+        together = [one for one in decisive if one.stamp_s - first.stamp_s <= TOGETHER_S]
+        understood = [one for one in together if one.strength == "root"]
+        return _least_vague(understood) if understood else first
+    ended = bool(run.deaths) or not run.progress.ready
+    for strength in ("warning", "secondary"):
+        found = [cause for cause in ordered if cause.strength == strength]
+        if found and (ended or strength == "secondary" or _decides_alive(found[0])):
+            return found[0]
+    return None
+
+
+#: An exception that says no more than that lines above it say why.
+_REFERS = re.compile(r"(?i)\b(?:see|check|refer to)\b[^.\n]{0,40}\b(?:above|earlier|logs?)\b")
+
+
+def _only_refers(decisive: Sequence[Cause], ordered: Sequence[Cause]) -> bool:
+    """Whether what is not understood points at the lines above it, and one of them is a warning that is."""
+    if any(cause.entry is not None or not _REFERS.search(cause.line_text) for cause in decisive):
+        return False
+    return any(cause.strength == "warning" and cause.when < decisive[0].when for cause in ordered)
+
+
+def _decides_alive(cause: Cause) -> bool:
+    return cause.entry is not None and cause.entry.owner.slug == "hang"
+
+
+def _least_vague(causes: Sequence[Cause]) -> Cause:
+    """The earliest, unless it says little and another one of the same moment says more."""
+    specific = [cause for cause in causes if cause.entry and cause.entry.signature.order < VAGUE_ORDER]
+    telling = [cause for cause in causes if cause.entry and cause.entry.signature.order < LAST_ORDER]
+    return (specific or telling or list(causes))[0]

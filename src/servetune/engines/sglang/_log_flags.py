@@ -27,6 +27,10 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"layers/moe/|fused_moe|moe_runner|^triton_kernels/matmul_ogs", "moe-runner-backend"),
     (r"batch_invariant_ops", "enable-deterministic-inference"),
     (r"piecewise", "enable-piecewise-cuda-graph"),
+    (r"layers/attention/(?:linear|fla|mamba)/", "linear-attn-backend"),
+    (r"layers/attention/mamba/", "mamba-backend"),
+    (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-decode-backend"),
+    (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-prefill-backend"),
     (r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla", "attention-backend"),
     (r"pool_host|hicache|hiradix|hybrid_cache", "enable-hierarchical-cache"),
     (r"speculative/|eagle_|ngram_", "speculative-algorithm"),
@@ -37,8 +41,8 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
 )
 #: Words of a message that belong to one option.
 TEXT_FLAGS: tuple[tuple[str, str], ...] = (
-    (r"fp4_(?:scaled_)?(?:mm|gemm)|nvfp4_scaled|fp4_gemm", "fp4-gemm-backend"),
-    (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|fp8_gemm", "fp8-gemm-backend"),
+    (r"fp4_(?:scaled_)?(?:mm|gemm)|(?:mm|gemm)_fp4|nvfp4_scaled|fp4_gemm", "fp4-gemm-backend"),
+    (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|(?:mm|gemm)_fp8|fp8_gemm", "fp8-gemm-backend"),
     (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
     (r"type fp8e\d", "kv-cache-dtype"),
     (r"flashinfer[_-]python", "attention-backend"),
@@ -59,7 +63,7 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"(?i)symm\w*[ _]mem", "enable-symm-mem"),
     (r"(?i)mscclpp|msccl\+\+", "enable-mscclpp"),
     (r"(?i)piecewise", "enable-piecewise-cuda-graph"),
-    (r"(?i)speculative|eagle|draft", "speculative-algorithm"),
+    (r"(?i)speculative|eagle|draft|nextn|\bMTP\b", "speculative-algorithm"),
     (r"(?i)dp.attention", "enable-dp-attention"),
     (r"(?i)hicache|hierarchical", "enable-hierarchical-cache"),
     (r"(?i)mixed.chunk", "enable-mixed-chunk"),
@@ -150,6 +154,8 @@ PATHS = (
 )
 
 
+#: A switch with a shorter name than this stands in paths by chance.
+LEAST_NAME = 5
 #: Values that turn a choice of kernels, graphs or backends off.
 _OFF = ("disabled", "off", "none")
 
@@ -283,9 +289,25 @@ def _last_code(stack: str) -> str:
 def _by_frames(stack: str, flags: LaunchFlags) -> list[str]:
     for frame in reversed(stack.split("\n")):
         found = [flag for pattern, flag in FRAME_FLAGS if re.search(pattern, frame) and _plausible(flag, flags)]
+        found += [flag for flag in flags.switches() if _is_path_of(flag, frame)]
         if found:
             return list(dict.fromkeys(found))[:2]
     return []
+
+
+def switched_by_frames(stack: str, flags: LaunchFlags) -> list[str]:
+    """The switches that are on and whose name the innermost such frame has."""
+    for frame in reversed(stack.split("\n")):
+        found = [flag for flag in flags.switches() if _is_path_of(flag, frame)]
+        if found:
+            return found[:2]
+    return []
+
+
+def _is_path_of(flag: str, frame: str) -> bool:
+    """Whether a switch has its name in a file or a function of a frame (`pdmux_context.py` of `enable-pdmux`)."""
+    words = re.escape(flag.partition("-")[2].replace("-", "_"))
+    return len(words) >= LEAST_NAME and bool(re.search(rf"(?<![a-z]){words}(?![a-z])", frame.partition("> ")[0]))
 
 
 def accused_unseen(stack: str, flags: LaunchFlags) -> list[str]:

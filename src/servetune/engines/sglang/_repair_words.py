@@ -34,10 +34,37 @@ _ONLY = re.compile(
     r"(?:\bonly (?:supports?|works? (?:with|for|when|if)|with|when|if|for|allowed (?:with|for))"
     r"|\brequires?|\bneeds?) ([a-z]\w*) ?(?:==?|is) ?([a-z0-9]\w*)\b"
 )
+#: "only ['fa3', 'triton'] attention backends are supported"
+_ALLOWED = re.compile(
+    r"(?:[Oo]nly|one of|supported:?) \[([^\]\n]{3,200})\] ((?:attention|moe[ _-]runner|sampling|grammar) backend)"
+)
+#: "decode_attention_backend to be one of ['fa3', 'triton']"
+_ONE_OF = re.compile(r"\b([a-z_]*[a-z]_backend)\b[^\[\n]{0,30}\b(?:one of|in|among) \[([^\]\n]{3,200})\]")
+#: Of what a message allows: first what is built for most GPUs.
+PREFERRED = ("triton", "flashinfer", "fa3")
+#: The choices that messages list.
+BACKENDS = (
+    "attention-backend",
+    "prefill-attention-backend",
+    "decode-attention-backend",
+    "moe-runner-backend",
+    "sampling-backend",
+    "grammar-backend",
+)
+#: "baseline without --enable-dp-attention"; words without the dashes are too free to be believed.
+_WITHOUT = re.compile(r"(?i)\bwithout --([a-z][a-z0-9-]+)")
 #: "too large tensor parallel size"
 _TOO_LARGE = re.compile(r"(?i)\btoo (?:large|big|high|many) ([a-z]+(?:[ _-][a-z]+){0,4})")
 #: "a_size must be divisible by b_size"
 _DIVIDES = re.compile(r"\b([a-z]\w*_size)\b[^.\n]{0,16} must be (?:divisible by|a multiple of) ([a-z]\w*_size)\b")
+
+
+#: "does not support tensor parallelism > 1"
+_NOT_ABOVE_ONE = re.compile(
+    r"(?i)(?:not support\w*|unsupported|not (?:yet )?implemented\w*)[^.\n]{0,30}?\b"
+    r"(tensor|data|expert|pipeline)[ _-]parallel(?:ism)?(?: size)? ?> ?1\b"
+)
+_PARALLEL = {"tensor": "tp-size", "data": "dp-size", "expert": "ep-size", "pipeline": "pp-size"}
 
 
 def typed(text: str | None) -> Value | None:
@@ -65,6 +92,7 @@ def advised(draft: Draft) -> None:
         if now is not None and now >= 2:
             draft.add(flag_name(name), int(now) // 2, "the message proposes less")
     _relations(draft)
+    _allowed(draft)
 
 
 def _relations(draft: Draft) -> None:
@@ -73,6 +101,9 @@ def _relations(draft: Draft) -> None:
         flag = _flag_of(name, draft)
         if flag and str(draft.flags.value(flag)) != value:
             draft.add(flag, typed(value), f"the message takes no other {name}")
+    for kind in _NOT_ABOVE_ONE.findall(draft.text):
+        if (draft.current(_PARALLEL[kind.lower()]) or 1) > 1:
+            draft.add(_PARALLEL[kind.lower()], 1, "the message takes no more")
     for words in _TOO_LARGE.findall(draft.text):
         flag = _flag_of(words.lower().replace(" ", "_"), draft)
         now = draft.current(flag) if flag else None
@@ -83,6 +114,26 @@ def _relations(draft: Draft) -> None:
         if size and now and size % now:
             fitting = max(one for one in range(1, int(now)) if size % one == 0)
             draft.add(flag_name(part), fitting, f"{size:g} divides by it")
+
+
+def named_without(draft: Draft) -> None:
+    """A switch or a choice that a line compares with: "baseline without --enable-dp-attention"."""
+    for name in _WITHOUT.findall(draft.text):
+        flag = flag_name(name)
+        if draft.flags.on(flag) or (not draft.flags.known and "--" + name in draft.text):
+            draft.add(flag, None, f"without {flag} it was better")
+
+
+def _allowed(draft: Draft) -> None:
+    """A value of a list that a message allows, for the kind of backend that it speaks of."""
+    found = [*_ALLOWED.findall(draft.text), *((two, one) for one, two in _ONE_OF.findall(draft.text))]
+    for listed, words in found:
+        flag = _flag_of(words.lower().replace(" ", "_"), draft) or flag_name(words.lower().replace(" ", "_"))
+        choices = re.findall(r"[\w.-]+", listed)
+        now = draft.flags.value(flag)
+        better = [one for one in PREFERRED if one in choices and one != now] or [one for one in choices if one != now]
+        if better and flag in BACKENDS:
+            draft.add(flag, better[0], "the message allows it")
 
 
 def _flag_of(name: str, draft: Draft) -> str | None:

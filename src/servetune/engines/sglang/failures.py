@@ -15,18 +15,24 @@ from typing import Any
 from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
-from servetune.engines.sglang._failure_causes import LAST_ORDER, VAGUE_ORDER, Cause, causes_of
+from servetune.engines.sglang._failure_causes import Cause, causes_of, choose
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
-from servetune.engines.sglang._log_flags import LaunchFlags, accused, accused_unseen, kept, resolved, suspects
+from servetune.engines.sglang._log_flags import (
+    LaunchFlags,
+    accused,
+    accused_unseen,
+    kept,
+    resolved,
+    suspects,
+    switched_by_frames,
+)
 from servetune.engines.sglang._log_fragment import is_worker
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
 from servetune.engines.sglang.repair import repairs_for
 
-#: Two ranks that fail within this time failed together: the one that is understood decides.
-TOGETHER_S = 1.0
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
 #: Retractions that are further apart than this, on average, are not held against a configuration.
 RARE_S = 300.0
@@ -43,7 +49,7 @@ def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | No
     run = _telling(run)
     flags = LaunchFlags.of(run, assignment)
     causes = list(causes_of(run, flags))
-    chosen = _choose(causes, run)
+    chosen = choose(causes, run)
     if chosen is not None and not (hint in ("wrong_output", "overload") and chosen.strength == "secondary"):
         return _failure(chosen, causes, run, flags)
     seen = _hinted(hint, run, flags) or _alive(causes, run, flags) or _by_end(run, flags, exit)
@@ -55,33 +61,6 @@ def _telling(run: Run) -> Run:
     begun = run.progress.ready or run.deaths or run.traces or run.events
     loops = run.previous is not None and run.previous.decided and run.repeats(run.previous)
     return run.previous if run.previous is not None and loops and not begun else run
-
-
-def _choose(causes: Sequence[Cause], run: Run) -> Cause | None:
-    ordered = sorted(causes, key=lambda cause: cause.when)
-    decisive = [cause for cause in ordered if cause.strength in ("root", "unknown")]
-    if decisive:
-        first = decisive[0]
-        together = [one for one in decisive if one.stamp_s - first.stamp_s <= TOGETHER_S]
-        understood = [one for one in together if one.strength == "root"]
-        return _least_vague(understood) if understood else first
-    ended = bool(run.deaths) or not run.progress.ready
-    for strength in ("warning", "secondary"):
-        found = [cause for cause in ordered if cause.strength == strength]
-        if found and (ended or strength == "secondary" or _decides_alive(found[0])):
-            return found[0]
-    return None
-
-
-def _decides_alive(cause: Cause) -> bool:
-    return cause.entry is not None and cause.entry.owner.slug == "hang"
-
-
-def _least_vague(causes: Sequence[Cause]) -> Cause:
-    """The earliest, unless it says little and another one of the same moment says more."""
-    specific = [cause for cause in causes if cause.entry and cause.entry.signature.order < VAGUE_ORDER]
-    telling = [cause for cause in causes if cause.entry and cause.entry.signature.order < LAST_ORDER]
-    return (specific or telling or list(causes))[0]
 
 
 def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure:
@@ -131,7 +110,7 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], boo
         found = accused_unseen(cause.stack, flags)
     if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:
         return found[:3], True
-    found = suspects(cause.phase, flags)
+    found = switched_by_frames(cause.stack, flags) or suspects(cause.phase, flags)
     if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
         found = ["disable-overlap-schedule"]
     return found[:3], False
@@ -238,11 +217,22 @@ def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | N
     alive = sorted((cause for cause in causes if cause.strength == "alive"), key=lambda cause: cause.when)
     slow = [cause for cause in alive if cause.entry and cause.entry.signature.name == "slower_than_baseline"]
     if alive and len(slow) < len(alive):
-        return _failure(next(cause for cause in alive if cause not in slow), [], run, flags)
+        telling = [cause for cause in alive if cause not in slow]
+        return _failure(min(telling, key=_says_more), [], run, flags)
     explained = _slowed(run, flags)
     if explained is not None:
         return explained
     return _failure(slow[0], [], run, flags) if slow else _without_effect(run, flags)
+
+
+#: Lines that say that requests are refused, not why.
+_COUNTED = ("queue_full", "no_worker_takes_it")
+
+
+def _says_more(cause: Cause) -> tuple[int, tuple[float, int]]:
+    """What says why comes before a line that only counts it (a refused request); else the earliest."""
+    assert cause.entry is not None
+    return int(cause.entry.signature.name in _COUNTED), cause.when
 
 
 def _slowed(run: Run, flags: LaunchFlags) -> Failure | None:

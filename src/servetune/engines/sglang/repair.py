@@ -24,7 +24,7 @@ from servetune.engines.sglang._repair_memory import (
     shrink_running,
 )
 from servetune.engines.sglang._repair_numbers import Draft
-from servetune.engines.sglang._repair_words import advised, mend_value, typed, wanted
+from servetune.engines.sglang._repair_words import advised, mend_value, named_without, typed, wanted
 
 #: Flags that were renamed or replaced: old → (new, value; None keeps the old value).
 RENAMED: Mapping[str, tuple[str, Value | None]] = {
@@ -214,9 +214,10 @@ def _dp_attention(draft: Draft) -> None:
 
 
 def _other_mode(draft: Draft) -> None:
-    normal = "normal" in draft.text.lower()
-    other = "low_latency" if normal else "normal"
-    draft.add("deepep-mode", other, "the other dispatch mode")
+    """The dispatch mode that a message allows ("low_latency mode only"), else the other than the one it refuses."""
+    said = draft.text.partition("\n")[0].lower()
+    normal = ("normal" in said) == ("only" in said)
+    draft.add("deepep-mode", "normal" if normal else "low_latency", "the other dispatch mode")
 
 
 def _longer_timeout(draft: Draft) -> None:
@@ -253,6 +254,7 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "other_runner": _other_runner,
     "other_kernels": _other_kernels,
     "advised": advised,
+    "named_without": named_without,
     "no_autotune": _no_autotune,
     "raise_dispatch_cap": _raise_dispatch_cap,
     "expert_parallel": _expert_parallel,
