@@ -164,6 +164,54 @@ CASES = (
     ),
     (
         {},
+        "serving",
+        (*EVENT_LOOP[:2], "managers/scheduler.py:switch_role> raise NotImplementedError"),
+        "NotImplementedError",
+        ("engine_bug", "serving"),
+        None,
+    ),
+    (
+        {},
+        "load",
+        (*LOADING, "layers/rope_cache.py:wrap> raise ValueError("),
+        "ValueError: tables are wrapped once",
+        ("engine_bug", "load"),
+        None,
+    ),
+    (
+        {"speculative_algorithm": "EAGLE"},
+        "load",
+        (*LOADING, "mem_cache/pools.py:build> raise ValueError("),
+        "ValueError: the page size of drafts must match the one of the target.",
+        ("invalid_combo", "load"),
+        ("--speculative-algorithm", None),
+    ),
+    (
+        {"attention_backend": "flashinfer", "lora_backend": "flashinfer"},
+        "load",
+        (*LOADING, "lora/backend/registry.py:get_backend> raise ValueError("),
+        "ValueError: Invalid backend: flashinfer",
+        ("invalid_combo", "load"),
+        ("--lora-backend", None),
+    ),
+    (
+        {},
+        "load",
+        (*LOADING, "layers/quantization/nvfp4.py:process_weights_after_loading> raise ValueError("),
+        "ValueError: the gate and up projection weights of an expert have to share one scale",
+        ("model_artifact", "load"),
+        None,
+    ),
+    (
+        {},
+        "load",
+        (*SCHEDULER, "utils/network.py:bind> raise OSError("),
+        "OSError: Could not bind port 30000 on any address family",
+        ("host_env", "load"),
+        None,
+    ),
+    (
+        {},
         "validate",
         (*VALIDATION, "arg_groups/overrides.py:_attention> raise ValueError("),
         "ValueError: Currently only ['fa3', 'triton'] attention backends are supported here, but 'trtllm_mha' was given.",
@@ -242,3 +290,12 @@ def test_an_evaluation_names_what_it_was_better_without() -> None:
     log.decides("[eval] gsm8k: 0/128 (0%)   baseline without --enable-dp-attention: 124/128 (96.9%)", "")
     found = _diagnosis(log)
     assert (found["class"], found["repair"][0]["flag"]) == ("wrong_output", "--enable-dp-attention")
+
+
+def test_what_nccl_said_of_an_exchange_comes_before_the_exception() -> None:
+    log = Log().arguments(**PLAIN, enable_symm_mem=True).start("ready", ("TP0", "TP1")).serve(1)
+    log.decides("n1:9:9 [0] misc/argcheck.cc:172 NCCL WARN symmetric registration check failed on rank 0", None)
+    frames = (*EVENT_LOOP, "distributed/device_communicators/pynccl_wrapper.py:NCCL_CHECK> raise RuntimeError(")
+    found = _diagnosis(log.raises("TP0", frames, "RuntimeError: NCCL error: invalid usage").dies(serving=True))
+    assert (found["class"], found["evidence"][0]["line"]) == ("comm_runtime", log.decisive)
+    assert found["repair"][0]["flag"] == "--enable-symm-mem"

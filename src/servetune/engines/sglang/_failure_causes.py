@@ -116,8 +116,8 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
         return bool(stack) or not is_fragment(run)
     if condition == "named":
         return names_flags(text, flags)
-    if condition == "accused":
-        return bool(accused(text, stack, flags))
+    if condition in ("accused", "unaccused"):
+        return bool(accused(text, stack, flags)) == (condition == "accused")
     if condition == "occupied":
         return numbers.occupied is not None
     if condition == "drafted":

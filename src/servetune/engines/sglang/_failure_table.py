@@ -16,7 +16,9 @@ from servetune.core.space import Frozen
 
 Strength = Literal["root", "warning", "secondary", "alive"]
 Step = str | dict[str, Any]
-When = Literal["", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed", "named", "accused"]
+When = Literal[
+    "", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed", "named", "accused", "unaccused"
+]
 
 
 #: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.

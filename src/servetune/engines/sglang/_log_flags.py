@@ -60,7 +60,7 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"(?i)two.batch.overlap|\bTBO\b", "enable-two-batch-overlap"),
     (r"(?i)single.batch.overlap|\bSBO\b", "enable-single-batch-overlap"),
     (r"(?i)symm\w*[ _]mem", "enable-torch-symm-mem"),
-    (r"(?i)symm\w*[ _]mem", "enable-symm-mem"),
+    (r"(?i)symm\w*[ _](?:mem|window|regist)", "enable-symm-mem"),
     (r"(?i)mscclpp|msccl\+\+", "enable-mscclpp"),
     (r"(?i)piecewise", "enable-piecewise-cuda-graph"),
     (r"(?i)speculative|eagle|draft|nextn|\bMTP\b", "speculative-algorithm"),
@@ -120,6 +120,9 @@ VALUED = (
     "fp8-gemm-backend",
     "sampling-backend",
     "load-format",
+    "grammar-backend",
+    "lora-backend",
+    "linear-attn-backend",
 )
 
 
@@ -236,7 +239,7 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     text = re.sub(r"^(?:[\w.]+(?:Error|Exception|OutOfResources)\b|(?:[a-z_]\w*\.)+[A-Z]\w+: )", "", text)
     by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, text)]
     by_words += [flag for flag in flags.switches() if _named_in_words(flag, text)]
-    by_value = [flag for flag in VALUED if _value_in(flags.value(flag), text)]
+    by_value = _nearest([flag for flag in VALUED if _value_in(flags.value(flag), text)], stack)
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
     by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
     pointed_at = dict.fromkeys([*by_value, *fields, *named, *by_words])
@@ -244,6 +247,13 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]
     return list(dict.fromkeys(found or named))[:3]
+
+
+def _nearest(found: list[str], stack: str) -> list[str]:
+    """Of flags with the same value those of the module that speaks (`lora-backend` in `lora/`), where there are any."""
+    place = stack.rsplit("\n", 1)[-1].partition("> ")[0]
+    near = [flag for flag in found if re.search(rf"(?<![a-z]){flag.partition('-')[0]}(?![a-z])", place)]
+    return near if near and len(found) > len(near) else found
 
 
 def names_flags(text: str, flags: LaunchFlags) -> bool:
