@@ -299,3 +299,20 @@ def test_what_nccl_said_of_an_exchange_comes_before_the_exception() -> None:
     found = _diagnosis(log.raises("TP0", frames, "RuntimeError: NCCL error: invalid usage").dies(serving=True))
     assert (found["class"], found["evidence"][0]["line"]) == ("comm_runtime", log.decisive)
     assert found["repair"][0]["flag"] == "--enable-symm-mem"
+
+
+def test_the_compilers_own_line_comes_before_the_exception_that_a_build_failed() -> None:
+    log = Log().arguments(**PLAIN).start("capture", ("TP0",)).add("[1/2] nvcc -c fused.cu -o fused.o")
+    log.decides('/root/ops/fused.cu(88): error: namespace "cute" has no member "Copy_Atom"')
+    log.add("ninja: build stopped: subcommand failed.")
+    frames = (*CAPTURE, f"{SITE}/torch/utils/cpp_extension.py:_run_ninja_build> raise RuntimeError(")
+    found = _diagnosis(log.raises("TP0", frames, "RuntimeError: Error building extension 'fused'").dies())
+    assert (found["class"], found["evidence"][0]["line"]) == ("jit_autotune", log.decisive)
+
+
+def test_a_process_that_cannot_open_its_channel_is_no_consequence() -> None:
+    log = Log().arguments(**PLAIN).start("dist", ("TP0",))
+    frames = (*SCHEDULER, "zmq/sugar/socket.py:bind> super().bind(addr)")
+    text = "zmq.error.ZMQError: No such file or directory (addr='ipc:///tmp/gone/ipc_1')"
+    found = _diagnosis(log.raises("TP0", frames, text, decisive=True).dies())
+    assert (found["class"], found["phase"], found["evidence"][0]["line"]) == ("host_env", "load", log.decisive)

@@ -24,7 +24,8 @@ LAST_ORDER = 91
 #: The process was asked to stop, or its peer is gone: never a cause.
 _CONSEQUENCE = re.compile(
     r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
-    r"|ConnectionResetError|zmq\.error\.(?![^\n]*(?:in use|Too many open))\w+)"
+    r"|ConnectionResetError|zmq\.error\."
+    r"(?![^\n]*(?:in use|Too many open|No such file|denied|Invalid argument|Cannot assign|too long))\w+)"
 )
 
 

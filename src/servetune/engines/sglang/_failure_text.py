@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from servetune.core.failure import Evidence
+from servetune.engines.sglang import _log_notices
 from servetune.engines.sglang._failure_causes import Cause
 from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, Run
 from servetune.engines.sglang._repair_numbers import Numbers
@@ -17,14 +18,20 @@ _SECRET = re.compile(
 )
 
 
+#: Within so many lines a compiler's error and the exception are about the same build.
+ONE_BUILD = 400
+
+
 def explanation(cause: Cause, run: Run) -> tuple[int, str] | None:
     """An earlier line that says why: an NCCL warning, the kernel's assertion, a compile session that one rank is in."""
     assert cause.entry is not None
     kind = cause.entry.signature.explained_by
     if kind == "jit_session":
         return run.progress.jit_line
+    if kind == "compiler_error" and _log_notices.COMPILER_ERROR.search(cause.line_text):
+        return None
     for number, text, _ in run.explaining.get(kind, ()):
-        if number < cause.line:
+        if number < cause.line and (kind != "compiler_error" or cause.line - number <= ONE_BUILD):
             return number, text
     return None
 

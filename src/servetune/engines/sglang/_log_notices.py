@@ -233,6 +233,11 @@ NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
 ASSERTION_LINE = re.compile(
     r"Assertion [`'\"].*[`'\"]? ?failed|Assertion failed: \S+\.cuh?:\d|: block: \[\d+,\d+,\d+\], thread:"
 )
+#: What a compiler, an assembler or a linker prints of its own before the exception that says that a build failed.
+COMPILER_ERROR = re.compile(
+    r"^[^\s:()]+(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal |catastrophic )?error\b|^(?:\S*/)?ld: (?:cannot|error|undefined)"
+    r"|^(?:ptxas|nvcc|nvlink|cc1plus) ?(?:fatal|error)\b"
+)
 RETRACTION = re.compile(r"KV cache pool is full\. Retract|Retract requests|#retracted_reqs")
 
 

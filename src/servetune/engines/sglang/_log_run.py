@@ -206,6 +206,8 @@ class Run:
             self._explain("nccl_warn", line)
         elif topics.assertion and _log_notices.ASSERTION_LINE.search(text):
             self._explain("assertion_line", line)
+        elif topics.compiler and _log_notices.COMPILER_ERROR.search(text):
+            self._explain("compiler_error", line)
         if topics.worry and self.worry is None and _log_notices.worries(text):
             self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
         entry = next((entry for entry in topics.entries if self._applies(entry, text)), None)

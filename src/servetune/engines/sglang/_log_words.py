@@ -63,6 +63,7 @@ class Topics:
     worry: bool
     nccl_warn: bool
     assertion: bool
+    compiler: bool
     notice: bool
     entries: tuple[Entry, ...]
     steady: bool  # every text of the shape means the same, and only the first and the last few are remembered
@@ -115,6 +116,7 @@ def _patterns() -> dict[str, list[re.Pattern[str]]]:
         "worry": [_log_notices.WORRYING],
         "nccl_warn": [_log_notices.NCCL_WARN],
         "assertion": [_log_notices.ASSERTION_LINE],
+        "compiler": [_log_notices.COMPILER_ERROR],
         "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_notices.PASSIVE],
     }
 
