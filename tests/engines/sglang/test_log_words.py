@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servetune.engines.sglang import _log_notices, _log_phases
+from servetune.engines.sglang import _log_answers, _log_changes, _log_notices, _log_phases
 from servetune.engines.sglang._failure_table import compiled, entries
 from servetune.engines.sglang._log_floods import Floods, Kind
 from servetune.engines.sglang._log_words import digits_are_alike, shape_of, topics_of, words_of
@@ -17,6 +17,8 @@ from servetune.engines.sglang.logs import SglangLogReader
 PATTERNS = [
     *(compiled(entry.signature.text) for entry in entries("line") if not entry.signature.frame),
     *(notice.text for notice in _log_notices.NOTICES),
+    _log_changes.CHANGED,
+    _log_answers.HINTS,
     _log_notices.DEATH,
     _log_notices.STOP,
     _log_notices.WORRYING,

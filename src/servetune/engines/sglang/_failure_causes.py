@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from servetune.core.failure import Phase
 from servetune.engines.sglang._failure_phase import phase_of
+from servetune.engines.sglang._failure_signs import REFUTED, is_impatience, is_too_little, stuck_phase
 from servetune.engines.sglang._failure_table import Entry, entries, entry
+from servetune.engines.sglang._log_answers import Answer, compared
 from servetune.engines.sglang._log_flags import LaunchFlags, accused, names_flags
 from servetune.engines.sglang._log_fragment import is_fragment, is_served, is_worker
-from servetune.engines.sglang._log_run import Event, Run
+from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, PER_SIGNATURE, Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
 from servetune.engines.sglang._repair_numbers import numbers_of
 
@@ -62,8 +64,25 @@ def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
         if cause is not None:
             yield cause
     for event in run.events:
-        if not _survived_event(event, run):
+        if is_impatience(event, run):
+            yield replace(_event_cause(event, run), entry=entry("client_gives_up"))
+        elif not _survived_event(event, run) and not is_too_little(event, run):
             yield _event_cause(event, run)
+    for answer, problem in _senseless(run):
+        if not run.stop_line or answer.number < run.stop_line:
+            yield _answer_cause(answer, problem, run)
+
+
+def _senseless(run: Run) -> Iterator[tuple[Answer, str]]:
+    """Answers that make no sense, by themselves or beside others, in the order of the file."""
+    found = {one.number: (one, problem) for one, problem in compared(run.answers)}
+    found.update({one.number: (one, one.problem) for one in run.answers if one.problem})
+    return iter([found[number] for number in sorted(found)][:PER_SIGNATURE])
+
+
+def _answer_cause(answer: Answer, problem: str, run: Run) -> Cause:
+    text, found = answer.line[:MAX_EVIDENCE_TEXT], entry("senseless_answer")
+    return Cause(found, answer.number, text, text, "", {"problem": problem}, run.stamp_s, None, Phase.SERVING)
 
 
 def _trace_cause(trace: Trace, run: Run, flags: LaunchFlags) -> Cause | None:
@@ -197,8 +216,10 @@ _UNDER_LOAD = ("device_fault", "hang", "wrong_output", "comm_runtime")
 
 
 def _event_phase(event: Event, run: Run) -> Phase:
-    if event.entry.owner.slug == "hang" and event.phase is Phase.KV_ALLOC and run.progress.still_loading:
-        return Phase.LOAD
+    if event.entry.owner.slug == "hang":
+        moved = stuck_phase(event.phase, run)
+        if moved is not event.phase:
+            return moved
     if event.phase not in (Phase.PARSE, Phase.VALIDATE):
         return event.phase
     if event.entry.owner.slug == "cli_parse" or not is_fragment(run):
@@ -237,7 +258,7 @@ def _survived_event(event: Event, run: Run) -> bool:
         if own > event.number:
             return True
     answered = max(run.last_decode_line, run.last_answer_line if name == "health_check" else 0)
-    return name in ("health_check", "request_timeout") and answered > event.number
+    return name in REFUTED and answered > event.number
 
 
 def choose(causes: Sequence[Cause], run: Run) -> Cause | None:

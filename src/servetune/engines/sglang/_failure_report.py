@@ -8,9 +8,10 @@ from typing import Any
 from servetune.core.failure import Failure
 from servetune.core.space import Assignment
 from servetune.engines.sglang._failure_text import masked
-from servetune.engines.sglang._log_flags import LaunchFlags, resolved
+from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_phases import timeline
 from servetune.engines.sglang._log_run import Run
+from servetune.engines.sglang._replaced_options import resolved
 
 #: The parent names the scheduler that ended.
 _ENDED = re.compile(r"Subprocess scheduler_(\d+)\b|Rank (\d+) scheduler (?:is dead|died)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -13,46 +12,13 @@ from pydantic import Field
 
 from servetune.core.failure import Phase, Verdict
 from servetune.core.space import Frozen
+from servetune.engines.sglang._line_checks import CHECKS, Check
 
 Strength = Literal["root", "warning", "secondary", "alive"]
 Step = str | dict[str, Any]
 When = Literal[
     "", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed", "named", "accused", "unaccused"
 ]
-
-
-#: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
-SLOW, INACCURATE, LOW_ACCURACY = 0.8, 0.96, 0.6
-_SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
-_SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")
-
-
-def _slower(match: re.Match[str], text: str) -> bool:
-    """Whether the first throughput of a line is far below the second; a line that says "slower" is believed."""
-    speeds = [float(speed) for speed in _SPEED.findall(text)]
-    return "slower" in text or (len(speeds) > 1 and speeds[0] < SLOW * speeds[1])
-
-
-def _less_accurate(match: re.Match[str], text: str) -> bool:
-    """Whether the first accuracy (0 to 1) of a line is below the last, or low where it stands alone."""
-    shares = [float(share) for share in _SHARE.findall(text)]
-    if len(shares) > 1:
-        return shares[0] < INACCURATE * shares[-1]
-    return bool(shares) and shares[0] < LOW_ACCURACY
-
-
-def _not_all(match: re.Match[str], text: str) -> bool:
-    """Whether fewer than all of the answers are right."""
-    return int(match["right"]) < int(match["asked"])
-
-
-CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
-    "": lambda match, text: True,
-    "slower": _slower,
-    "less_accurate": _less_accurate,
-    "expected_missing": lambda match, text: match["wanted_text"] not in match["answer"],
-    "not_all": _not_all,
-}
 
 
 class Signature(Frozen):
@@ -69,7 +35,7 @@ class Signature(Frozen):
     phase: Phase | None = None
     order: int = 50
     when: When = ""
-    check: Literal["", "slower", "less_accurate", "expected_missing", "not_all"] = ""
+    check: Check = ""
     explained_by: str = ""
     all_ranks: bool = False
     blame: tuple[str, ...] | Literal["auto"] = ()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Assignment
 from servetune.engines.sglang._log_args import flag_name, is_set
-from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 
 #: Frames that belong to one option: the innermost frame that matches decides.
@@ -239,7 +238,7 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     text = re.sub(r"^(?:[\w.]+(?:Error|Exception|OutOfResources)\b|(?:[a-z_]\w*\.)+[A-Z]\w+: )", "", text)
     by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, text)]
     by_words += [flag for flag in flags.switches() if _named_in_words(flag, text)]
-    by_value = _nearest([flag for flag in VALUED if _value_in(flags.value(flag), text)], stack)
+    by_value = _nearest([flag for flag in VALUED if value_in(flags.value(flag), text)], stack)
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
     by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
     pointed_at = dict.fromkeys([*by_value, *fields, *named, *by_words])
@@ -267,15 +266,7 @@ def _is_known(name: str, flags: LaunchFlags) -> bool:
     return flag_name(name) in flags.asked or flag_name(name) in flags.effective
 
 
-def resolved(notice: Notice, flags: LaunchFlags) -> Notice:
-    """A notice that names its option in words, with the switches that are on and that the words name."""
-    if not notice.subject:
-        return notice
-    named = accused(notice.subject, "", flags)
-    return replace(notice, flags=tuple(flag for flag in named if flag.startswith("enable-") and flags.on(flag)))
-
-
-def _value_in(value: Any, text: str) -> bool:
+def value_in(value: Any, text: str) -> bool:
     """Whether a flag's value stands in a message as a word of its own (not as the name of a module or a path)."""
     if not isinstance(value, str) or len(value) < 3 or not is_set(value):
         return False

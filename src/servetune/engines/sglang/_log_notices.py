@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from servetune.engines.sglang._log_changes import CHANGED, Change, changes_of
 
 #: Patterns look at no more of a line than this: a longer one is a prompt, a dump or broken.
 MAX_READ_TEXT = 4000
@@ -26,6 +28,7 @@ class Notice:
     why: Why
     repair: tuple[tuple[str, str], ...] = ()
     subject: str = ""  # words that stand for a flag which only the command can tell
+    changes: tuple[Change, ...] = ()  # what the engine changed, in its words
 
 
 def _notice(text: str, flags: str, why: Why) -> Notice:
@@ -89,12 +92,6 @@ NOTICES: tuple[Notice, ...] = (
         r"(?i)symm(?:etric)?[ -_]?mem\w*.*(?:not supported|not available|falling back)", "enable-symm-mem", "hardware"
     ),
     _notice(r"ignoring (?:the )?(?:argument |flag |option )?--", "", "override"),
-)
-#: What no line of the list above says, but says of its subject: "PyMscclpp is disabled due to …".
-PASSIVE = re.compile(
-    r"^(?P<subject>[\w/+.-]+(?: [\w/+.-]+){0,6}?) (?:is|are|was|were|has been|have been|will be) "
-    r"(?:automatically |currently )?"
-    r"(?:disabled|ignored|unavailable|turned off|switched off|not (?:available|supported|used|enabled))\b"
 )
 NAMED_FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 NOT_AVAILABLE = re.compile(r"^(?P<what>[a-z][\w-]*) is not available on this device; falling back")
@@ -228,6 +225,93 @@ TELLING = (
     b"no module",
     b": not found",
     b"command not found",
+    b"returned",
+    b"response",
+    b"completion",
+    b"mmlu",
+    b"gsm8k",
+    b"ppl",
+    b"circuit",
+    b"unique samples",
+    b"bench",
+    b"compar",
+    b"perf",
+    b"output: ",
+    b"outputs",
+    b"generations",
+    b"model: ",
+    b"garb",
+    b"gibberish",
+    b"nonsens",
+    b"random ",
+    b" 0/",
+    b"solved",
+    b"out=",
+    b"/generate",
+    b"curl",
+    b"token_ids",
+    b"tokens=",
+    b"tokens:",
+    b'tokens"',
+    b"answer",
+    b"assistant",
+    b"reply",
+    b"generated",
+    b"haproxy",
+    b"capacity",
+    b"shedding",
+    b"silent",
+    b"no request",
+    b"queue full",
+    b"too many",
+    b"499",
+    b"504",
+    b"upstream",
+    b"deployments",
+    b"priority",
+    b"no progress",
+    b"idle with",
+    b"no batch",
+    b"hung",
+    b"frozen",
+    b"dead",
+    b"health",
+    b"samples",
+    b"accept",
+    b"smoke",
+    b"sanity",
+    b"|acc",
+    b"pass@",
+    b"skipping",
+    b"turned off",
+    b"turning off",
+    b"switched off",
+    b"setting ",
+    b"set to",
+    b"overrid",
+    b"overwritten",
+    b"switching",
+    b"adjust",
+    b"forcing",
+    b"is forced",
+    b"reduc",
+    b"capping",
+    b"limit",
+    b"clamp",
+    b"not used",
+    b"not enabled",
+    b"> '",
+    b'> "',
+    b": '",
+    b': "',
+    b"='",
+    b'="',
+    b'":"',
+    b"got '",
+    b'got "',
+    b"logprob",
+    b"logit",
+    b"question",
 )
 NCCL_WARN = re.compile(r"NCCL WARN (?P<what>.*)")
 ASSERTION_LINE = re.compile(
@@ -241,26 +325,56 @@ COMPILER_ERROR = re.compile(
 RETRACTION = re.compile(r"KV cache pool is full\. Retract|Retract requests|#retracted_reqs")
 
 
-_SPEAKS_OF_AN_OPTION = re.compile(
-    r"(?i)not supp|not avail|unavail|disab|failed|reduced|reset|ignor|no effect|not prod|falling back|fallback|capped"
+#: A line without any of these speaks of no option that is off, ignored or replaced (lower case).
+_SPEAKS_OF_AN_OPTION = (
+    "not supp",
+    "not avail",
+    "unavail",
+    "disab",
+    "failed",
+    "reduc",
+    "reset",
+    "ignor",
+    "no effect",
+    "not prod",
+    "fall",
+    "cap",
+    "skipping",
+    "turn",
+    "switch",
+    "setting",
+    "set to",
+    "overrid",
+    "overwritten",
+    "chang",
+    "adjust",
+    "forc",
+    "limit",
+    "clamp",
 )
+
+
+#: A sentence about an option is no longer than this, and no exception's.
+LONGEST = 600
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b|\s|\S+:\d+:\d+ \[\d+\]|/")
 
 
 def notice_of(text: str) -> Notice | None:
     """The notice of a line, if it is one."""
-    if not _SPEAKS_OF_AN_OPTION.search(text):
+    low = text.lower()
+    if not any(map(low.__contains__, _SPEAKS_OF_AN_OPTION)):
         return None
     for notice in NOTICES:
         if notice.text.search(text):
             if not notice.flags:
                 named = tuple(flag.lstrip("-") for flag in NAMED_FLAG.findall(text))
                 return Notice(notice.text, named[:2], notice.why)
-            return notice
+            return replace(notice, changes=tuple(changes_of(text))) if notice.why == "adapted" else notice
     match = NOT_AVAILABLE.match(text)
     if match:
         return Notice(NOT_AVAILABLE, (match["what"],), "hardware")
-    match = PASSIVE.match(text)
-    return Notice(PASSIVE, (), "override", subject=match["subject"]) if match else None
+    changes = tuple(changes_of(text)) if len(text) <= LONGEST and not _RAISED.match(text) else ()
+    return Notice(CHANGED, (), "override", subject=changes[0].words, changes=changes) if changes else None
 
 
 def worries(text: str) -> bool:

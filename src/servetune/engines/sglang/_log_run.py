@@ -9,8 +9,9 @@ from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Value
-from servetune.engines.sglang import _log_args, _log_notices, _log_phases
+from servetune.engines.sglang import _log_answers, _log_args, _log_notices, _log_phases
 from servetune.engines.sglang._failure_table import Entry
+from servetune.engines.sglang._log_answers import ANSWERS, Answer
 from servetune.engines.sglang._log_lines import Line, LineCleaner
 from servetune.engines.sglang._log_native import NativeStack
 from servetune.engines.sglang._log_notices import MAX_READ_TEXT, Notice
@@ -49,6 +50,7 @@ class Run:
     last_events: dict[str, deque[Event]] = field(default_factory=dict)
     notices: list[tuple[int, str, Notice, Phase]] = field(default_factory=list)
     explaining: dict[str, list[tuple[int, str, str | None]]] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
     effective: dict[str, Any] = field(default_factory=dict)
     command: dict[str, Value] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -161,7 +163,15 @@ class Run:
             self.stop_line = line.number
         elif topics.death and _log_notices.DEATH.search(text):
             self._death(line)
+        if topics.answer and self.progress.phase is Phase.SERVING:
+            self._answer(line, text)
         self._alarm(line, text, topics)
+
+    def _answer(self, line: Line, text: str) -> None:
+        """Remember an answer of the model: all of the first ones, then those that make no sense."""
+        found = _log_answers.read(line.number, text)
+        if found is not None and len(self.answers) < (2 * ANSWERS if found.problem else ANSWERS):
+            self.answers.append(found)
 
     def _repeats(self, notice: Notice) -> bool:
         """Whether a notice in words, of which there may be any number, says what has been said of its subject."""
@@ -252,11 +262,15 @@ class Run:
             known.append((line.number, line.text[:MAX_EVIDENCE_TEXT], line.rank))
 
     @property
+    def decode_s(self) -> float:
+        """Time of the last decode line; 0 without any."""
+        raw = self.throughput.last_decode
+        return max((line.stamp_s or 0.0 for line in LineCleaner().clean(0, raw)), default=0.0) if raw else 0.0
+
+    @property
     def end_s(self) -> float | None:
         """Time of the last stamp, of a decode line too; None without any."""
-        raw = self.throughput.last_decode
-        stamps = [line.stamp_s for line in LineCleaner().clean(0, raw) if line.stamp_s] if raw else []
-        return max([self.stamp_s, *stamps]) or None
+        return max(self.stamp_s, self.decode_s) or None
 
     def restarted_by(self, line: Line) -> bool:
         """Whether `line` shows that a new server was started after this one: it had died, was ready or asked to stop.

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 #: Decode lines that are read closely, and the first length of a stretch in bytes.
 SAMPLE = 1024
 FIRST_STRETCH = 64
+#: So many batches without a token are a standstill.
+STANDS = 4
 
 #: Whole lines of the kinds that are counted, one after another, as the logger prints them. Possessive: no way back.
 RUN = re.compile(
@@ -110,12 +112,9 @@ class Throughput:
             self._read(line, offset + at)
 
     def _read(self, line: bytes, offset: int) -> None:
-        match = _DECODE.search(line)
-        if match is None:
+        decode = _decode(line, offset)
+        if decode is None:
             return
-        accept = _ACCEPT.search(line)
-        accepted = float(accept.group(1)) if accept else None
-        decode = Decode(offset, float(match["speed"]), int(match["running"]), int(match["queue"] or 0), accepted)
         self.sample.append(decode)
         while len(self.sample) >= SAMPLE:
             self._thin()
@@ -128,6 +127,17 @@ class Throughput:
             kept.setdefault(decode.offset // self.stretch, decode)
         self.sample = list(kept.values())
         self.next_offset = self.sample[-1].offset // self.stretch * self.stretch + self.stretch
+
+    @property
+    def last(self) -> Decode | None:
+        """The last decode line, as number 0."""
+        return _decode(self.last_decode, 0)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the last batches that were read closely, and the last one, had requests and generated nothing."""
+        latest = [*self.sample[-STANDS:], *filter(None, (self.last,))]
+        return len(latest) > STANDS and all(one.running and not one.tokens_per_s for one in latest)
 
     @property
     def accept_length(self) -> float | None:
@@ -157,6 +167,15 @@ class Throughput:
         if self.accept_length is not None:
             facts["accept_length_median"] = self.accept_length
         return facts
+
+
+def _decode(line: bytes, offset: int) -> Decode | None:
+    match = _DECODE.search(line)
+    if match is None:
+        return None
+    accept = _ACCEPT.search(line)
+    accepted = float(accept.group(1)) if accept else None
+    return Decode(offset, float(match["speed"]), int(match["running"]), int(match["queue"] or 0), accepted)
 
 
 def _line_at(lines: bytes, at: int) -> tuple[int, bytes]:

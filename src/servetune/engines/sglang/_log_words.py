@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from servetune.engines.sglang import _log_notices, _log_phases
+from servetune.engines.sglang import _log_answers, _log_changes, _log_notices, _log_phases
 from servetune.engines.sglang._failure_table import Entry, compiled, entries
 
 #: Shapes whose topics are remembered.
@@ -65,6 +65,7 @@ class Topics:
     assertion: bool
     compiler: bool
     notice: bool
+    answer: bool
     entries: tuple[Entry, ...]
     steady: bool  # every text of the shape means the same, and only the first and the last few are remembered
 
@@ -117,7 +118,8 @@ def _patterns() -> dict[str, list[re.Pattern[str]]]:
         "nccl_warn": [_log_notices.NCCL_WARN],
         "assertion": [_log_notices.ASSERTION_LINE],
         "compiler": [_log_notices.COMPILER_ERROR],
-        "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_notices.PASSIVE],
+        "answer": [_log_answers.HINTS],
+        "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_changes.CHANGED],
     }
 
 

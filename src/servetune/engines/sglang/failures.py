@@ -16,6 +16,7 @@ from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang._failure_causes import Cause, causes_of, choose
+from servetune.engines.sglang._failure_signs import stuck_phase
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
 from servetune.engines.sglang._log_flags import (
@@ -23,7 +24,6 @@ from servetune.engines.sglang._log_flags import (
     accused,
     accused_unseen,
     kept,
-    resolved,
     suspects,
     switched_by_frames,
 )
@@ -31,6 +31,7 @@ from servetune.engines.sglang._log_fragment import is_worker
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
+from servetune.engines.sglang._replaced_options import replaced, resolved
 from servetune.engines.sglang.repair import repairs_for
 
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
@@ -195,7 +196,7 @@ def _table_failure(
 def _hinted(hint: str | None, run: Run, flags: LaunchFlags) -> Failure | None:
     """What the tuner saw itself, where the log has no cause."""
     last = [run.last_line] if run.last_line[0] else []
-    phase = run.progress.phase
+    phase = stuck_phase(run.progress.phase, run)
     if hint == "wrong_output":
         found = _table_failure("failed_probe", run, flags, last, Phase.SERVING, wanted_text="the expected text")
         return found.model_copy(update={"message": "the correctness probe got a wrong answer"})
@@ -226,18 +227,21 @@ def _alive(causes: Sequence[Cause], run: Run, flags: LaunchFlags) -> Failure | N
 
 
 #: Lines that say that requests are refused, not why.
-_COUNTED = ("queue_full", "no_worker_takes_it")
+_COUNTED = {"queue_full": 1, "no_worker_takes_it": 1, "circuit_opens": 2}
 
 
 def _says_more(cause: Cause) -> tuple[int, tuple[float, int]]:
     """What says why comes before a line that only counts it (a refused request); else the earliest."""
     assert cause.entry is not None
-    return int(cause.entry.signature.name in _COUNTED), cause.when
+    return _COUNTED.get(cause.entry.signature.name, 0), cause.when
 
 
 def _slowed(run: Run, flags: LaunchFlags) -> Failure | None:
     """What the engine's own lines say of why it is slow: useless drafts, retractions."""
     throughput = run.throughput
+    if throughput.stands:
+        text = throughput.last_decode.decode("utf-8", "replace").strip()
+        return _table_failure("same_batch_for_ever", run, flags, [(run.last_decode_line, text)], Phase.SERVING)
     accept = throughput.accept_length
     if accept is not None and accept <= 1.05 and len(throughput.sample) >= 2 and throughput.first_decode:
         number, raw = throughput.first_decode
@@ -283,16 +287,26 @@ def _should_work(notice: Notice, flags: LaunchFlags) -> bool:
 
 
 def _asked_in_vain(notice: Notice, flags: LaunchFlags) -> bool:
-    """Whether somebody asked for what a notice says is not there: a switch that is on, or custom all-reduce kept on."""
+    """Whether somebody asked for what a notice says is not there: a switch, a choice, custom all-reduce kept on."""
     for flag in notice.flags:
         if flag == "disable-custom-all-reduce":
             if flags.asked.get(flag) is False:
                 return True
-        elif flag.startswith("enable-") and flags.on(flag):
+        elif not flag.startswith("enable-"):
+            if _is_replaced(flag, notice, flags):
+                return True
+        elif flags.on(flag):
             known = flag in flags.asked or (notice.subject and not flags.asked)
             if notice.why != "override" or known:
                 return True
     return False
+
+
+def _is_replaced(flag: str, notice: Notice, flags: LaunchFlags) -> bool:
+    """Whether a notice says that the engine does otherwise than a choice or a number that was asked for."""
+    if notice.changes:
+        return any(flag in replaced(change, flags) for change in notice.changes)
+    return notice.why == "override" and flag in flags.asked and flags.on(flag) and not flag.startswith("disable-")
 
 
 def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:

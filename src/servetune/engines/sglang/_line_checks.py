@@ -1,0 +1,98 @@
+"""Conditions on the numbers of a line that a pattern cannot tell: one is worse than another, or fewer than all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+Check = Literal[
+    "",
+    "slower",
+    "less_accurate",
+    "below_reference",
+    "beyond",
+    "expected_missing",
+    "not_all",
+    "nothing_right",
+    "several",
+]
+
+
+#: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
+SLOW, INACCURATE, LOW_ACCURACY = 0.8, 0.96, 0.6
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
+_ACCEPTED = re.compile(r"(?i)accept(?:ance|ed)?[ _-]len(?:gth)?\W{0,3}(\d+(?:\.\d+)?)")
+_ACCEPTING = re.compile(r"(?i)\baccept(?:ance|ed)?[ _-]len")
+_TIME = re.compile(r"(?i)\d ?ms\b.*(?:/| per )tok|\b(?:TPOT|ITL|inter-token|per token)\b|\bms/tok")
+_VERSUS = re.compile(
+    r"(?i)(?P<ours>\d+(?:\.\d+)?)[^\d]{0,30}(?:\bvs\b|baseline|reference|without|previous|\bwas\b|instead of)"
+    r"[^\d]{0,90}?(?<![\w.-])(?P<theirs>\d+(?:\.\d+)?)"
+)
+_EVALUATION = re.compile(r"(?i)eval|gsm8k|mmlu|humaneval|gpqa|arc|accuracy")
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
+_SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")
+
+
+def _slower(match: re.Match[str], text: str) -> bool:
+    """Whether the first throughput, accept length or time of a line is far worse than the one of the reference.
+
+    A line that says "slower" is believed.
+    """
+    speeds = [float(speed) for speed in _SPEED.findall(text)]
+    lengths = [float(length) for length in _ACCEPTED.findall(text)]
+    falls = any(len(found) > 1 and found[0] < SLOW * found[1] for found in (speeds, lengths))
+    return "slower" in text or falls or _worse_than(text)
+
+
+def _worse_than(text: str) -> bool:
+    """Whether the last number before "vs", "baseline" and the like is far worse than the first behind it."""
+    told = _VERSUS.search(text)
+    if told is None:
+        return False
+    ours, theirs = float(told["ours"]), float(told["theirs"])
+    if _ACCEPTING.search(text):
+        return ours < SLOW * theirs
+    return bool(_TIME.search(text)) and SLOW * ours > theirs
+
+
+def _less_accurate(match: re.Match[str], text: str) -> bool:
+    """Whether the first accuracy (0 to 1) of a line is below the last, or low where it stands alone."""
+    shares = [float(share) for share in _SHARE.findall(text)]
+    if len(shares) > 1:
+        return shares[0] < INACCURATE * shares[-1]
+    return bool(shares) and shares[0] < LOW_ACCURACY
+
+
+def _below_reference(match: re.Match[str], text: str) -> bool:
+    """Whether the first of two shares of a line (0 to 1, or percent) is far below the last."""
+    shares = next((found for found in (_SHARE.findall(text), _PERCENT.findall(text)) if len(found) > 1), [])
+    return len(shares) > 1 and float(shares[0]) < INACCURATE * float(shares[-1])
+
+
+def _beyond(match: re.Match[str], text: str) -> bool:
+    """Whether a value is above the limit that the line names, or far above its reference."""
+    limit = match.groupdict().get("limit")
+    return float(match["value"]) > (float(limit) if limit else 1.5 * float(match["reference"]))
+
+
+def _not_all(match: re.Match[str], text: str) -> bool:
+    """Whether fewer than all answers are right; of an evaluation, fewer than its reference, or few."""
+    right, asked = int(match["right"]), int(match["asked"])
+    if not _EVALUATION.search(text):
+        return right < asked
+    percents = [float(share) for share in _PERCENT.findall(text)]
+    return percents[0] < INACCURATE * percents[-1] if len(percents) > 1 else right < LOW_ACCURACY * asked
+
+
+CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
+    "": lambda match, text: True,
+    "slower": _slower,
+    "less_accurate": _less_accurate,
+    "expected_missing": lambda match, text: match["wanted_text"] not in match["answer"],
+    "not_all": _not_all,
+    "below_reference": _below_reference,
+    "beyond": _beyond,
+    "nothing_right": lambda match, text: float(match["value"]) < 0.05,
+    "several": lambda match, text: int(match["unique"]) > 1,
+}
