@@ -237,6 +237,31 @@ class TestJourneys:
             "0.5.9", RTX_PRO, "glm-5-nvfp4", chunked_prefill_size=8256, **A2A
         )
 
+    @pytest.mark.parametrize(
+        ("version", "variable", "wrong"),
+        [
+            ("0.5.12", {}, True),
+            ("0.5.12", {"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 2048}, False),
+            ("0.5.13", {}, False),
+            ("0.5.17", {}, False),
+            ("0.5.17", {"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 2048}, True),
+            ("0.5.17", {"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 4096}, False),
+        ],
+    )
+    def test_the_workspace_follows_the_chunk_from_0_5_13_on(self, version, variable, wrong):
+        """Two ranks, a chunk of 4,096 tokens for each: 2 x 1,024 was too little, and the variable counted for all ranks."""
+        flags = {
+            "tp-size": 2,
+            "dp-size": 2,
+            "enable-dp-attention": True,
+            "moe-a2a-backend": "flashinfer",
+            "moe-runner-backend": "flashinfer_cutlass",
+            "chunked-prefill-size": 8192,
+            **variable,
+        }
+        found = violations(flags, H100, version, None)
+        assert ("runtime.flashinfer_a2a_workspace" in [v.rule for v in found]) == wrong
+
     def test_all_reduce_fusion_dies_in_capture(self):
         for version in ("0.5.9", "0.5.23"):
             found = judged(version, RTX_PRO, "kimi-k2.5", tp_size=8, enable_flashinfer_allreduce_fusion=True)

@@ -199,18 +199,22 @@ def flashinfer_a2a_weights(s: State) -> Effects:
     source="token_dispatcher/flashinfer.py: num_tokens exceeds max_num_tokens; checked at start from 0.5.20 on",
 )
 def flashinfer_a2a_workspace(s: State) -> Effects:
-    """The workspace of the flashinfer all-to-all holds 1,024 tokens per rank unless told otherwise."""
+    """The workspace of the flashinfer all-to-all holds what its variable says: for each rank, summed over the ranks up to
+    0.5.12; unset, 1,024 tokens up to 0.5.12 and as many as a prefill chunk needs since."""
     if s.moe_a2a_backend != "flashinfer" or s.chunked_prefill_size is None:
         return
-    capacity = s.env_int("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 1024) * s.ep_size
     chunk = s.chunked_prefill_size if s.chunked_prefill_size > 0 else s.max_prefill_tokens
+    summed = s.version < (0, 5, 13)
+    unset = 1024 if summed else max(chunk, 4096)
+    ranks = s.ep_size if summed else 1
+    capacity = s.env_int("SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK", unset) * ranks
     if chunk > capacity:
         yield Refuse(
             f"a prefill chunk of {chunk} tokens does not fit the all-to-all workspace of {capacity} tokens",
             ("moe_a2a_backend", "chunked_prefill_size", "tp_size"),
             (
                 f"--chunked-prefill-size {capacity}",
-                f"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK {-(-chunk // s.ep_size)}",
+                f"env.SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK {-(-chunk // ranks)}",
             ),
         )
 
