@@ -211,6 +211,26 @@ CASES = (
         None,
     ),
     (
+        {"attention_backend": "torch_native", "speculative_algorithm": "NGRAM"},
+        "captured",
+        (
+            *EVENT_LOOP,
+            "speculative/worker.py:forward> self.target(",
+            "layers/attention/native.py:extend> n = lens.shape",
+        ),
+        "AttributeError: 'NoneType' object has no attribute 'shape'",
+        ("invalid_combo", "warmup"),
+        ("--attention-backend", None),
+    ),
+    (
+        {"enable_expert_distribution_metrics": True},
+        "capture",
+        (*CAPTURE, "eplb/expert_distribution.py:_append> rate.item()"),
+        "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing",
+        ("graph_capture", "graph_capture"),
+        ("--enable-expert-distribution-metrics", None),
+    ),
+    (
         {},
         "validate",
         (*VALIDATION, "arg_groups/overrides.py:_attention> raise ValueError("),

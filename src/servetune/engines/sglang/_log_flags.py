@@ -306,9 +306,14 @@ def switched_by_frames(stack: str, flags: LaunchFlags) -> list[str]:
 
 
 def _is_path_of(flag: str, frame: str) -> bool:
-    """Whether a switch has its name in a file or a function of a frame (`pdmux_context.py` of `enable-pdmux`)."""
-    words = re.escape(flag.partition("-")[2].replace("-", "_"))
-    return len(words) >= LEAST_NAME and bool(re.search(rf"(?<![a-z]){words}(?![a-z])", frame.partition("> ")[0]))
+    """Whether a switch has its name, or all but its last word, in a file or a function of a frame.
+
+    `pdmux_context.py` is of `enable-pdmux`, `expert_distribution.py` of `enable-expert-distribution-metrics`.
+    """
+    words = flag.split("-")[1:]
+    names = ["_".join(words), *(["_".join(words[:-1])] if len(words) > 2 else [])]
+    place = frame.partition("> ")[0]
+    return any(len(name) >= LEAST_NAME and re.search(rf"(?<![a-z]){name}(?![a-z])", place) for name in names)
 
 
 def accused_unseen(stack: str, flags: LaunchFlags) -> list[str]:
