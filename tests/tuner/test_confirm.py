@@ -235,3 +235,42 @@ def test_fewer_retries_or_leaders_than_before_repeat_nothing_and_end():
     both = [trial(0, 100, baseline=True), trial(1, 150), trial(2, 140)]
     launched(both, two, lambda number, attempt: 100 + 20 * number + attempt / 100)
     assert next_launch(two.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)}), both) is None
+
+
+def at(record: TrialRecord, *times: str) -> TrialRecord:
+    """The record with its launches started at `times`, hours of one day."""
+    runs = zip(record.runs, times, strict=True)
+    return record.model_copy(update={"runs": tuple(run.model_copy(update={"started_at": time}) for run, time in runs)})
+
+
+class TestTheBaselinesLaunchesThatCount:
+    """A node that is a quarter slower on the second day, when another leader is confirmed."""
+
+    spec = SPEC.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)})
+    base = at(trial(0, 100, (101, 99, 75.5, 74.5), baseline=True), "01", "10", "12", "50", "52")
+    first = at(trial(1, 120, (121, 119)), "02", "11", "13")
+    second = at(trial(2, 140, (106, 104)), "03", "51", "53")
+
+    def test_are_those_that_took_turns_with_the_leader(self):
+        one, two = (lead(record, self.base, self.spec) for record in (self.first, self.second))
+        assert one.gain == pytest.approx(0.2, abs=0.001)
+        assert two.gain == pytest.approx(0.4, abs=0.001)
+        assert (one.launches, one.baseline_launches) == (2, 3), "the search's launch counts for the first leader"
+        assert (two.launches, two.baseline_launches) == (2, 2)
+        assert two.proved
+        assert winner([self.base, self.first, self.second], self.spec).number == 2
+
+    def test_the_others_tell_how_much_launches_differ(self):
+        alone = at(trial(0, 100, (75.5, 74.5), baseline=True), "01", "50", "52")
+        narrower, wider = (lead(self.second, base, self.spec) for base in (self.base, alone))
+        assert narrower.high - narrower.low < wider.high - wider.low
+
+    def test_all_of_them_count_when_a_leader_failed_and_another_took_its_place(self):
+        """It is launched after the rounds that the baseline had with the one that failed, as often as these."""
+        base = at(trial(0, 100, (101, 99, 100), baseline=True), "01", "10", "12", "14")
+        late = at(trial(2, 140, (141, 140, 139)), "02", "16", "17", "18")
+        assert lead(late, base, self.spec).baseline_launches == 4
+
+    def test_are_all_where_nothing_says_when_they_were(self):
+        base = trial(0, 100, (101, 99), baseline=True)
+        assert lead(trial(1, 120, (121, 119)), base, self.spec).baseline_launches == 3

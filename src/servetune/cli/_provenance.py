@@ -12,7 +12,7 @@ from servetune.core.node import NodeFacts
 from servetune.core.study import StoredStudy, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
 from servetune.report import SIMULATED, sets, verdict
-from servetune.tuner.confirm import baselines, run_value
+from servetune.tuner.confirm import baselines, compared, valued
 
 
 def provenance(
@@ -52,12 +52,6 @@ def _driver(facts: NodeFacts) -> str:
     return f"driver {facts.driver_version}" if facts.driver_version else ""
 
 
-def _fresh(record: TrialRecord, spec: StudySpec) -> list[RunRecord]:
-    """The launches of the confirmation that its verdict counts."""
-    confirmed = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM]
-    return [run for run in confirmed if run_value(run, spec.objective, spec.workload.concurrency) is not None]
-
-
 def _searched(record: TrialRecord) -> list[RunRecord]:
     return [run for run in record.runs if run.purpose is RunPurpose.SEARCH and run.finished_at][-1:]
 
@@ -65,15 +59,17 @@ def _searched(record: TrialRecord) -> list[RunRecord]:
 def _table(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> list[str]:
     """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians.
 
-    Of a confirmed trial: means over the launches that count, which are the fresh ones, and all of the baseline.
+    Of a confirmed trial: means over the launches that its verdict counts, which are the fresh ones and the baseline's
+    in the same turns.
     """
-    ours, theirs = _fresh(record, spec), [] if baseline is None else _searched(baseline)
+    ours: Sequence[RunRecord] = _searched(record)
+    theirs: Sequence[RunRecord] = [] if baseline is None else _searched(baseline)
     lines = []
-    if ours and baseline is not None:
-        ours = ours if record is not baseline else [*_searched(record), *ours]
-        theirs = [*theirs, *_fresh(baseline, spec)]
+    if baseline is not None and any(run.purpose is RunPurpose.CONFIRM for run in valued(record, spec)):
+        fresh, turns = compared(record, baseline, spec)
+        ours, theirs = (fresh, turns.beside) if record is not baseline else (valued(baseline, spec),) * 2
         lines.append(f"means over {_launches(ours)}, of the baseline over {_launches(theirs)}")
-    told, base = _by_level(ours or _searched(record)), _by_level(theirs)
+    told, base = _by_level(ours), _by_level(theirs)
     lines.append("concurrency  output tokens/s      baseline     gain  TTFT p50 ms  TPOT p50 ms")
     for level, measured in told.items():
         rate, other = _rate(measured), _rate(base.get(level, []))

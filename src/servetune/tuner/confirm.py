@@ -1,7 +1,8 @@
 """Confirmation: the best configurations and the baseline again, interleaved, in fresh launches; and what it proves.
 
 The value that put a configuration on top is biased upwards (the winner's curse), so it does not count: the lead is
-computed from the confirmation's launches, and from the baseline's first one, which nothing selected.
+computed from the confirmation's launches, and from those of the baseline that took turns with them; the baseline's
+first one, which nothing selected, counts for those that are confirmed first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.tuner.effects import is_the_baseline
 from servetune.tuner.estimate import estimated
 from servetune.tuner.judge import is_the_configurations
+from servetune.tuner.turns import Sides, sides
 
 #: Chance that the reported interval misses the true lead.
 ERROR = 0.05
@@ -184,19 +186,21 @@ def run_value(run: RunRecord, objective: Objective, levels: Sequence[int]) -> fl
 
 
 def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> Lead | None:
-    """The lead over the baseline: Student's interval on the logarithms of the launches' values.
+    """The lead over the baseline: Student's interval on the logarithms of the values of launches that took turns.
 
     None without a complete baseline. Without confirmation launches only the ratio of the search's values is given.
     """
     if baseline is None or not baseline.value or record.value is None:
         return None
-    ours = _values(record, spec, confirmed_only=True)
-    theirs = _values(baseline, spec, confirmed_only=False)
-    if len(ours) < 1 or min([*ours, *theirs], default=0.0) <= 0:
+    runs, turns = compared(record, baseline, spec)
+    ours, theirs = _run_values(runs, spec), _run_values(turns.beside, spec)
+    others = [_run_values(turns.before, spec), _run_values(turns.after, spec)]
+    if len(ours) < 1 or min([*ours, *theirs, *others[0], *others[1]], default=0.0) <= 0:
         return Lead(trial=record.number, gain=record.value / baseline.value - 1)
     logs, base = [math.log(v) for v in ours], [math.log(v) for v in theirs]
     difference = fmean(logs) - fmean(base)
-    half = _half_width(logs, base, error_of(len(ours), spec.confirm))
+    apart = [[math.log(v) for v in values] for values in others]
+    half = _half_width(logs, base, error_of(len(ours), spec.confirm), apart)
     bounds = (None, None) if half is None else (math.expm1(difference - half), math.expm1(difference + half))
     return Lead(
         trial=record.number,
@@ -206,6 +210,12 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
         launches=len(ours),
         baseline_launches=len(theirs),
     )
+
+
+def compared(record: TrialRecord, baseline: TrialRecord, spec: StudySpec) -> tuple[Sequence[RunRecord], Sides]:
+    """The fresh launches that a trial's lead counts, and the baseline's beside them. Empty without a confirmation."""
+    ours = [run for run in valued(record, spec) if run.purpose is RunPurpose.CONFIRM]
+    return ours, sides(ours, valued(baseline, spec))
 
 
 def error_of(launches: int, confirm: Confirmation) -> float:
@@ -248,10 +258,11 @@ def _simplest(
     """Of those that cannot be told apart from the best, the one that changes the fewest flags of the baseline."""
     best = max(confirmed, key=lambda t: leads[t.number].gain)
     logs = {t.number: [math.log(v) for v in _values(t, spec, confirmed_only=True) if v > 0] for t in confirmed}
+    gains = {t.number: math.log1p(leads[t.number].gain) for t in confirmed}
 
     def tied(record: TrialRecord) -> bool:
         half = _half_width(logs[best.number], logs[record.number])
-        return half is not None and fmean(logs[best.number]) - fmean(logs[record.number]) <= min(half, MOST_TIED)
+        return half is not None and gains[best.number] - gains[record.number] <= min(half, MOST_TIED)
 
     level = [t for t in confirmed if t.number == best.number or tied(t)]
     return min(level, key=lambda t: (changes(t.assignment, standard), -leads[t.number].gain))
@@ -283,19 +294,32 @@ def passed_by_chance(record: TrialRecord, spec: StudySpec) -> bool:
 
 
 def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:
-    runs = [run for run in record.runs if not confirmed_only or run.purpose is RunPurpose.CONFIRM]
+    runs = valued(record, spec)
+    return _run_values([run for run in runs if not confirmed_only or run.purpose is RunPurpose.CONFIRM], spec)
+
+
+def valued(record: TrialRecord, spec: StudySpec) -> list[RunRecord]:
+    """The launches of a trial that measured the objective."""
+    return [run for run in record.runs if run_value(run, spec.objective, spec.workload.concurrency) is not None]
+
+
+def _run_values(runs: Sequence[RunRecord], spec: StudySpec) -> list[float]:
     found = (run_value(run, spec.objective, spec.workload.concurrency) for run in runs)
     return [value for value in found if value is not None]
 
 
-def _half_width(left: Sequence[float], right: Sequence[float], error: float = ERROR) -> float | None:
+def _half_width(
+    left: Sequence[float], right: Sequence[float], error: float = ERROR, others: Sequence[Sequence[float]] = ()
+) -> float | None:
     """Half of a difference's interval that misses with chance `error`; None with a single value on a side.
 
     Student's with pooled variance: the noise of a launch, as a share of its value, is the node's, so both
-    sides have the same. With two or three launches a side Welch's would have one degree of freedom, and say nothing.
+    sides have the same, and so have `others`, each of launches of one configuration in the same turns. With two or
+    three launches a side Welch's would have one degree of freedom, and say nothing.
     """
     if len(left) < 2 or len(right) < 2:
         return None
-    freedom = len(left) + len(right) - 2
-    pooled = sum((len(side) - 1) * variance(side) for side in (left, right)) / freedom
+    groups = [group for group in (left, right, *others) if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in groups)
+    pooled = sum((len(group) - 1) * variance(group) for group in groups) / freedom
     return float(stdtrit(freedom, 1 - error / 2)) * math.sqrt(pooled * (1 / len(left) + 1 / len(right)))

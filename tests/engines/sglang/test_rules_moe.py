@@ -249,7 +249,7 @@ class TestJourneys:
         ],
     )
     def test_the_workspace_follows_the_chunk_from_0_5_13_on(self, version, variable, wrong):
-        """Two ranks, a chunk of 4,096 tokens for each: 2 x 1,024 was too little, and the variable counted for all ranks."""
+        """Two ranks, a chunk of 4,096 tokens for each: 2 x 1,024 was too little; the variable counted for all ranks."""
         flags = {
             "tp-size": 2,
             "dp-size": 2,

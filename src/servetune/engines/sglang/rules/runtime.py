@@ -199,8 +199,10 @@ def flashinfer_a2a_weights(s: State) -> Effects:
     source="token_dispatcher/flashinfer.py: num_tokens exceeds max_num_tokens; checked at start from 0.5.20 on",
 )
 def flashinfer_a2a_workspace(s: State) -> Effects:
-    """The workspace of the flashinfer all-to-all holds what its variable says: for each rank, summed over the ranks up to
-    0.5.12; unset, 1,024 tokens up to 0.5.12 and as many as a prefill chunk needs since."""
+    """The workspace of the flashinfer all-to-all holds 1,024 tokens per rank up to 0.5.12 and a prefill chunk since.
+
+    Unless the variable says otherwise: of each rank, and up to 0.5.12 all ranks' together count.
+    """
     if s.moe_a2a_backend != "flashinfer" or s.chunked_prefill_size is None:
         return
     chunk = s.chunked_prefill_size if s.chunked_prefill_size > 0 else s.max_prefill_tokens
