@@ -244,7 +244,7 @@ def at(record: TrialRecord, *times: str) -> TrialRecord:
 
 
 class TestTheBaselinesLaunchesThatCount:
-    """A node that is a quarter slower on the second day, when another leader is confirmed."""
+    """A node that is a quarter slower when another leader is confirmed."""
 
     spec = SPEC.model_copy(update={"confirm": Confirmation(top=1, launches=2, most=2)})
     base = at(trial(0, 100, (101, 99, 75.5, 74.5), baseline=True), "01", "10", "12", "50", "52")
