@@ -52,6 +52,7 @@ SOUND = (
     ("2+2", "<think>\nOkay, 2+2 is 4.\n</think>\n\n4<|im_end|>"),
     ("hi", "<|channel|>analysis<|message|>User says hi.<|end|><|start|>assistant<|channel|>final<|message|>Hello!"),
     ("regex for an address", "^(?:[0-9]{1,3}\\.){3}[0-9]{1,3}$"),
+    ("255 in binary", "11111111"),
     ("draw a line", "-" * 40),
     ("", "Step 1: add 2. Step 2: check 4. Step 3: answer 4. Step 4: done."),
     ("", ""),

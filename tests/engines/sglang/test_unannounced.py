@@ -12,6 +12,9 @@ from servetune.engines.sglang.logs import SglangLogReader
 
 RANKS = ("TP0", "TP1")
 WRONG = (
+    '[verify] expected substring "42" missing from answer "The the is is a a of of"',
+    "[check] NaN in hidden states of layer 12 after MoE, rank 3",
+    "[smoke] 'Who painted the Mona Lisa?' => 'zzzzzzzzzzzzzzzzzzzzzzzzzzzz'",
     "[smoke] 3/20 answers correct; smoke test failed",
     "[probe] 16 of 16 prompts returned an empty answer (finish_reason=stop)",
     "[probe] FAIL: expected 'Paris' in answer, got 'London is a city in the'",
@@ -28,6 +31,8 @@ WRONG = (
     "[probe] prompt='How do I boil an egg?' temperature=0 -> 'To boil ανά 卵 сваρ 물을 τον кипяток ing を'",
 )
 RIGHT = (
+    "[verify] expected substring 'Paris' found in answer ' Paris.'",
+    "[check] 0 NaN in 12 layers",
     "[eval] gsm8k: 187 of 200 correct (93.5 %), reference 93.0 %",
     "[eval] mmlu 0.768 (baseline 0.771)",
     "[eval] humaneval pass@1 0.622 (reference 0.628)",
@@ -78,6 +83,11 @@ REPLACED = (
         "--speculative-token-map",
     ),
     (
+        "--fp8-gemm-backend deep_gemm",
+        "DeepGEMM is not available on SM89, fp8_gemm_backend falls back to triton.",
+        "--fp8-gemm-backend",
+    ),
+    (
         "--enable-mixed-chunk",
         "Disabling mixed chunk since it cannot be used with DP attention.",
         "--enable-mixed-chunk",
@@ -119,12 +129,16 @@ SILENT = (
     ("http", "[launcher] warm-up request did not return within 600 s; server killed", "warmup"),
 )
 STUCK = (
+    "[client] stream stalled: no token for 600 s on 64 of 64 connections",
     "[2026-03-04 11:40:00] Scheduler is idle with 12 requests in the waiting queue for 300 s; no batch was formed",
     "[agent] heartbeat: alive, running=16 queued=44 (no change for 300 s)",
     "[ops] curl /generate hangs since 09:05, /health answers 200",
     "[bench] no request completed in the last 900 s (240/512 done); aborting",
 )
 REFUSED = (
+    "[client] 503: server busy, try again later",
+    "[envoy] upstream connect error or disconnect/reset before headers. reset reason: overflow",
+    "[lb] all 2 backends at max in-flight (512), 77 requests rejected with 429",
     '{"error":{"code":"no_available_workers","message":"No available workers (all circuits open or unhealthy)"}}',
     'nginx: 10.0.0.7 - - [11/Aug/2026:09:03:11 +0000] "POST /v1/chat/completions HTTP/1.1" 499 0',
     "nginx: [error] *114 upstream timed out (110: Connection timed out) while reading response header from upstream",
@@ -254,6 +268,7 @@ def test_acceptance_and_times_far_worse_than_those_of_a_reference() -> None:
         "[bench] acceptance length 1.41 vs 3.05 with --attention-backend flashinfer",
         "[bench] decode 41 ms/token; without the flag 12 ms/token",
         "[bench] median TPOT 38.2 ms (reference run: 14.9 ms)",
+        "[bench] 640 tok/s with --enable-torch-compile, 1310 tok/s without it",
         "[compare] this run 812 tok/s, previous run without --enable-two-batch-overlap 1630 tok/s",
         "Accept length:                           1.04",
     ):

@@ -20,6 +20,8 @@ _LEAST, _COPIES, _SHARE = 8, 5, 0.6
 _LOOP = re.compile(r"(.{1,60}?)\1{4,}", re.S)
 #: A word or phrase so often is no style.
 _STUCK = re.compile(r"(?P<unit>(?=[^\n]{0,59}[^\W\d_]{2})[^\n]{3,60}?)(?P=unit){7,}")
+#: One digit so often is no number that anybody asks for.
+_LONG_NUMBER = 20
 _DECORATION = re.compile(r"[\s\-=_*.~#|+:─━═•·]*")
 _NUMBER = re.compile(r"[-+$€£]?\d[\d.,]*(?:[eE][-+]?\d+)?[%.]?")
 _LISTED = re.compile(r"[\[({][\d.,\s\[\](){}]*")
@@ -80,7 +82,7 @@ def nonsense(answer: str, prompt: str) -> str:
     for found, problem in (
         (_is_broken(text), "marks of the tokenizer or bytes that are no text"),
         (len(_STRAY.findall(text)) > 1, "control tokens in the answer"),
-        (not asks_for_it(prompt) and _loops(text), "the same again and again"),
+        (not asks_for_it(prompt) and _loops(text, prompt), "the same again and again"),
         (_mixes_scripts(text, prompt), "letters of scripts that do not belong together"),
         (not asks_for_it(prompt) and (_is_signs(text) or (prompt and _is_ruled(text))), "nothing but signs"),
     ):
@@ -94,9 +96,9 @@ def _is_broken(text: str) -> bool:
     return control or text.count("\ufffd") >= 3 or len(_MARKS.findall(text)) > 1
 
 
-def _loops(text: str) -> bool:
+def _loops(text: str, prompt: str) -> bool:
     """Whether most of it is one unit again and again. A number, a list of numbers and a ruled line may be so."""
-    if _NUMBER.fullmatch(text) and len(set(text) & set("0123456789")) > 1:
+    if _NUMBER.fullmatch(text) and (len(set(text) & set("0123456789")) > 1 or (prompt and len(text) < _LONG_NUMBER)):
         return False
     if _LISTED.fullmatch(text):
         return False

@@ -36,7 +36,7 @@ _BARE = re.compile(
     r"^(?:\[[a-z][\w .-]{1,24}\] *)?(?i:output|answer|response|completion|reply|generated(?: text)?|model|assistant)"
     r" ?: (?P<answer>[^'\"{\[].*)(?P<rest>)$"
 )
-_ARROW = re.compile(r""" -> ?(['"])(?P<answer>.*)\1(?P<rest>[^'"]*(?:\(.*)?)$""")
+_ARROW = re.compile(r""" [-=]> ?(['"])(?P<answer>.*)\1(?P<rest>[^'"]*(?:\(.*)?)$""")
 _KEYED = re.compile(
     r"""(?i)(?:\b(?:answer|out|output|response|completion|reply|got|content|generated|generated[_ ]text"""
     r"""|response text)|(?:^|\s)A|答|回答|输出)(?:: ?|=| )(['"])"""
@@ -55,8 +55,8 @@ _GREEDY = re.compile(r"(?i)temp(?:erature)?\s*[=:]?\s*0(?:\.0+)?(?![.\d])|greedy
 _LOGGED_REQUEST = re.compile(r"\b(?:Receive|Finish): obj=|GenerateReqInput\(")
 #: A line may hold an answer only with one of these (see `_log_words`).
 HINTS = re.compile(
-    r"""(?i) -> ?['"]|"text": ?"|"content": ?"|"output_text": ?"|"response": ?"|"completion": ?"|"answer": ?"|"""
-    r""""output": ?"|"generated_text": ?"|output_ids|token_ids|tokens['"]?(?:=|: ?)\[|logprobs"""
+    r"""(?i) -> ?['"]| => ?['"]|"text": ?"|"content": ?"|"output_text": ?"|"response": ?"|"completion": ?"|"""
+    r""""answer": ?"|"output": ?"|"generated_text": ?"|output_ids|token_ids|tokens['"]?(?:=|: ?)\[|logprobs"""
     r"""|\ba: ['"]|答: ?['"]|回答: ?['"]|输出: ?['"]|\bgot ['"]"""
     r"""|(?:answer|output|response|completion|reply|content|generated|text)(?:: ?|=| )['"]"""
     r"""|\bout=['"]|(?:output|answer|response|completion|reply|generated|text|model|assistant) ?: """

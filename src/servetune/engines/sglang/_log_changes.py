@@ -42,6 +42,7 @@ _WAS_SET = re.compile(
     rf"|forced|clamped|lowered|raised|replaced|switched)(?: from [^,;]{{1,60}}?)?(?: back)? (?:to|with|by|at)"
     rf"(?: be the same as the [\w ]+\[| be)? ?{_TARGET}"
 )
+_FALLS_BACK = re.compile(rf"(?:^|[.;,] |\band ){_OBJECT} (?:falls|fell|reverts|drops) back to {_TARGET}")
 _INSTEAD = re.compile(
     r"(?i)\b(?:fall(?:s|ing)?[ -]?back to|fallback to|switch(?:es|ing)? to|will use|using|use) "
     rf"(?:the |default )?{_TARGET}"
@@ -73,7 +74,7 @@ def changes_of(text: str) -> Iterator[Change]:
     text = _LEVEL.sub("", text[:1000], count=1)
     if _ADVICE.search(text):
         return
-    for match in (*_SET.finditer(text), *_WAS_SET.finditer(text)):
+    for match in (*_SET.finditer(text), *_WAS_SET.finditer(text), *_FALLS_BACK.finditer(text)):
         yield Change(match["object"], match["target"], match["target"].lower() in _FALSE)
     instead = _INSTEAD.search(text)
     for pattern in (_OFF, _WAS_OFF):
