@@ -213,7 +213,9 @@ def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
     servetune("resume", name)
     assert len(json.loads(servetune("status", name, "--json").stdout)["trials"]) == 2
     file.rename(file.with_name("moved.yaml"))
-    assert f"{file} is gone" in servetune("resume", name).stderr
+    again = servetune("resume", name)
+    assert f"{file} is gone" in again.stderr
+    assert "the budget of 2 is spent" in again.stdout, "what a study goes on with is stored"
 
 
 def test_a_longer_confirmation_goes_on_where_the_study_ended(servetune):

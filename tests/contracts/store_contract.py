@@ -20,7 +20,7 @@ from contracts.storage_examples import (
 from servetune.core.engine import Violation
 from servetune.core.errors import StorageError, UsageError
 from servetune.core.knowledge import Lesson
-from servetune.core.study import StudyRunState
+from servetune.core.study import Budget, StudyRunState
 from servetune.core.trial import Outcome, RunPurpose, TrialState
 
 
@@ -42,6 +42,14 @@ class StoreContract:
         assert (stored.state, stored.reason) == (StudyRunState.STOPPED, "three node faults in a row")
         store.set_state("quick", StudyRunState.RUNNING)
         assert store.study("quick").reason == ""
+
+    def test_the_settings_that_a_study_goes_on_with(self, store, study):
+        before = store.study("quick")
+        revised = before.spec.model_copy(update={"budget": Budget(trials=77)})
+        store.revise(revised)
+        assert store.study("quick") == before.model_copy(update={"spec": revised})
+        with pytest.raises(UsageError, match="second"):
+            store.revise(a_spec("second"))
 
     # runs
 

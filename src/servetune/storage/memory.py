@@ -98,6 +98,10 @@ class MemoryStore:
             raise UsageError(f"there is no study {name!r} in memory")
         return self._study
 
+    def revise(self, spec: StudySpec) -> None:
+        """Keep the settings that the study goes on with."""
+        self._study = self.study(spec.study).model_copy(update={"spec": spec})
+
     def set_state(self, name: str, state: StudyRunState, reason: str = "") -> None:
         """Write what the study is doing, and why it stopped or failed."""
         self._study = self.study(name).model_copy(update={"state": state, "reason": reason})

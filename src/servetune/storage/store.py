@@ -111,6 +111,11 @@ class StudyStore:
         with self._database.write() as connection:
             studies.set_state(connection, name, state, reason, self.url)
 
+    def revise(self, spec: StudySpec) -> None:
+        """Write the settings that the study goes on with. Raises UsageError when it is unknown."""
+        with self._database.write() as connection:
+            studies.revise(connection, spec, self.url)
+
     # runs
 
     def begin_run(

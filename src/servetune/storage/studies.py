@@ -90,6 +90,13 @@ def set_state(connection: Connection, name: str, state: StudyRunState, reason: s
         raise _unknown(connection, name, shown)
 
 
+def revise(connection: Connection, spec: StudySpec, shown: str) -> None:
+    """Write the settings that a study goes on with. Raises UsageError for an unknown study."""
+    kept = dump(spec.model_copy(update={"storage": masked(spec.storage)}))
+    if connection.execute(table.update().where(table.c.name == spec.study).values(spec=kept)).rowcount == 0:
+        raise _unknown(connection, spec.study, shown)
+
+
 def _stored(row: Row[Any]) -> StoredStudy:
     columns = row._asdict()
     return StoredStudy(**{**columns, "spec": load(StudySpec, columns["spec"])})

@@ -86,6 +86,7 @@ def run_study(
         leases = [study_lease, *_node_leases(spec, store, node, held)]
         guarded = _Guarded(listener, leases, node)
         store.set_state(spec.study, StudyRunState.RUNNING)
+        store.revise(spec)  # a report of another process goes by what this sitting goes by
         state: StudyRunState | None = StudyRunState.FAILED
         reason = "the tuner crashed"
         try:
