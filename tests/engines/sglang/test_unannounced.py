@@ -31,6 +31,12 @@ WRONG = (
     "[probe] prompt='How do I boil an egg?' temperature=0 -> 'To boil ανά 卵 сваρ 물을 τον кипяток ing を'",
 )
 RIGHT = (
+    "[probe] prompt='What does HTTP 503 mean?' -> 'HTTP 503 Service Unavailable: the server is busy or overloaded.'",
+    "[probe] prompt='What is a deadlock?' -> 'A deadlock occurs when threads are stuck; requests hang.'",
+    "[probe] prompt='What is garbage collection?' -> 'It frees memory. The output is garbage once it is unreachable.'",
+    "[gateway] 0 requests rejected with 429 in the last minute",
+    "[client] timeout set to 600 s",
+    "[check] probabilities sum to 1.0 (tolerance 0.001), max logit 23.1",
     "[verify] expected substring 'Paris' found in answer ' Paris.'",
     "[check] 0 NaN in 12 layers",
     "[eval] gsm8k: 187 of 200 correct (93.5 %), reference 93.0 %",

@@ -79,6 +79,11 @@ class Entry(Frozen):
         return self
 
     @property
+    def quotes(self) -> bool:
+        """Whether it is about the words of an answer, not about what is said of it."""
+        return "answer" in compiled(self.signature.text).groupindex
+
+    @property
     def verdict(self) -> Verdict:
         """Of the signature, else of the class."""
         return self.signature.verdict or self.owner.verdict

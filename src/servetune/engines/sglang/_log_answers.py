@@ -65,7 +65,10 @@ HINTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `problem`: why it makes no sense; empty where nothing is wrong with it."""
+    """One answer. `problem`: why it makes no sense; empty where nothing is wrong with it.
+
+    `about`: the line without what was asked and answered: a word in there ("stuck", "503") says nothing of the server.
+    """
 
     number: int
     line: str
@@ -73,6 +76,7 @@ class Answer:
     answer: str
     greedy: bool
     problem: str
+    about: str
 
 
 def read(number: int, text: str) -> Answer | None:
@@ -81,9 +85,9 @@ def read(number: int, text: str) -> Answer | None:
         return None
     ids = _IDS.search(text) if "tokens" in text or "_ids" in text else None
     if ids and same_tokens(ids["ids"]):
-        return Answer(number, text, "", ids["ids"], False, "one token again and again")
+        return Answer(number, text, "", ids["ids"], False, "one token again and again", text)
     if "logprob" in text and _NO_NUMBERS.search(text):
-        return Answer(number, text, "", "", False, "probabilities that are no numbers")
+        return Answer(number, text, "", "", False, "probabilities that are no numbers", text)
     if any(map(text.__contains__, _RESPONSE)) or (text.startswith("{") and _JSON_PROMPT.search(text)):
         return _of_response(number, text)
     return _of_probe(number, text) if any(map(text.__contains__, _SEPARATORS)) else None
@@ -95,7 +99,8 @@ def _of_response(number: int, text: str) -> Answer | None:
     for match in _JSON_TEXT.finditer(text):
         answer = _unescaped(match[1])
         if answer:
-            return Answer(number, text, prompt, answer, False, nonsense(answer, prompt))
+            about = _JSON_TEXT.sub("", _JSON_PROMPT.sub("", text))
+            return Answer(number, text, prompt, answer, False, nonsense(answer, prompt), about)
     return None
 
 
@@ -110,7 +115,15 @@ def _of_probe(number: int, text: str) -> Answer | None:
     problem = "" if _FINE.search(match["rest"]) else nonsense(answer, prompt)
     if not answer.strip() and prompt and tagged and not _FINE.search(match["rest"]):
         problem = "no answer at all"
-    return Answer(number, text, prompt, answer, bool(_GREEDY.search(text)), problem)
+    about = text
+    if asked:
+        about = (
+            before[: asked.start("prompt")]
+            + before[asked.end("prompt") :]
+            + text[match.start() : match.start("answer")]
+        )
+        about += text[match.end("answer") :]
+    return Answer(number, text, prompt, answer, bool(_GREEDY.search(text)), problem, about)
 
 
 def _unescaped(text: str) -> str:

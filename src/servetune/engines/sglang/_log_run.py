@@ -163,15 +163,20 @@ class Run:
             self.stop_line = line.number
         elif topics.death and _log_notices.DEATH.search(text):
             self._death(line)
-        if topics.answer and self.progress.phase is Phase.SERVING:
-            self._answer(line, text)
-        self._alarm(line, text, topics)
+        about = self._answer(line, text) if topics.answer and self.progress.phase is Phase.SERVING else text
+        self._alarm(line, text, about, topics)
 
-    def _answer(self, line: Line, text: str) -> None:
-        """Remember an answer of the model: all of the first ones, then those that make no sense."""
+    def _answer(self, line: Line, text: str) -> str:
+        """Remember an answer of the model: all of the first ones, then those that make no sense.
+
+        Returns what the line says beside it.
+        """
         found = _log_answers.read(line.number, text)
-        if found is not None and len(self.answers) < (2 * ANSWERS if found.problem else ANSWERS):
+        if found is None:
+            return text
+        if len(self.answers) < (2 * ANSWERS if found.problem else ANSWERS):
             self.answers.append(found)
+        return found.about
 
     def _repeats(self, notice: Notice) -> bool:
         """Whether a notice in words, of which there may be any number, says what has been said of its subject."""
@@ -211,7 +216,7 @@ class Run:
         if early and "[--" in text and len(self.usage_flags) < KNOWN_FLAGS:
             self.usage_flags.update(_log_notices.NAMED_FLAG.findall(text))
 
-    def _alarm(self, line: Line, text: str, topics: Topics) -> None:
+    def _alarm(self, line: Line, text: str, about: str, topics: Topics) -> None:
         if topics.nccl_warn and _log_notices.NCCL_WARN.search(text):
             self._explain("nccl_warn", line)
         elif topics.assertion and _log_notices.ASSERTION_LINE.search(text):
@@ -220,7 +225,7 @@ class Run:
             self._explain("compiler_error", line)
         if topics.worry and self.worry is None and _log_notices.worries(text):
             self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
-        entry = next((entry for entry in topics.entries if self._applies(entry, text)), None)
+        entry = next((one for one in topics.entries if self._applies(one, text if one.quotes else about)), None)
         if entry is not None:
             self._remember(entry, line)
 
