@@ -31,6 +31,11 @@ WRONG = (
     "[probe] prompt='How do I boil an egg?' temperature=0 -> 'To boil ανά 卵 сваρ 물을 τον кипяток ing を'",
 )
 RIGHT = (
+    "[eval] aime25: 7 of 30 solved (reference 7 of 30)",
+    "[eval] gpqa accuracy 0.38",
+    "[eval] accuracy 0.91 at temperature 0.6, top_p 0.95",
+    "[bench] speedup 1.32x vs baseline 612 tok/s -> 808 tok/s",
+    "[router] request 77 timed out on worker 1, retried on worker 2, ok",
     "[probe] prompt='What does HTTP 503 mean?' -> 'HTTP 503 Service Unavailable: the server is busy or overloaded.'",
     "[probe] prompt='What is a deadlock?' -> 'A deadlock occurs when threads are stuck; requests hang.'",
     "[probe] prompt='What is garbage collection?' -> 'It frees memory. The output is garbage once it is unreachable.'",

@@ -25,6 +25,8 @@ _LONG_NUMBER = 20
 _DECORATION = re.compile(r"[\s\-=_*.~#|+:─━═•·]*")
 _NUMBER = re.compile(r"[-+$€£]?\d[\d.,]*(?:[eE][-+]?\d+)?[%.]?")
 _LISTED = re.compile(r"[\[({][\d.,\s\[\](){}]*")
+#: Groups of digits: a dump, a table, an address.
+_DUMPED, _HEX = re.compile(r"[0-9a-fA-Fx\s,.:;|-]+"), frozenset("0123456789abcdefABCDEF")
 #: What makes repetition, many scripts or signs the right answer.
 _ASKED = re.compile(
     r"(?i)\brepeat|\btimes\b|\bzero(?:e?s)?\b|\bones\b|\bdraw\b|\bpattern|\bprint|\bagain\b|\bfill|\bcount"
@@ -33,7 +35,7 @@ _ASKED = re.compile(
 )
 _LANGUAGES = re.compile(
     r"(?i)translat|language|\bscripts?\b|alphabet|letters?\b|charact|greet|unicode|emoji|\bword for\b"
-    r"|english|russia|chin|japan|korea|arab|greek|hebrew|hindi|thai|ukrain|bulgar|serb|bilingual|polyglot|kanji|cyrillic"
+    r"|english|russ|\bchin|japan|korea|arab|greek|hebrew|hindi|thai|ukrain|bulgar|serb|bilingual|polyglot|kanji|cyrillic"
     r"|переве|翻译|译"
 )
 _STRAY = re.compile(
@@ -61,8 +63,10 @@ _SCRIPTS = (
 #: Another alphabet beside a Latin word, or Han between two of them ("Beijing 北京." is a name told twice).
 _ALPHABETS = r"[\u0400-\u04ff\u0590-\u06ff\u0900-\u0e7f\uac00-\ud7af]+"
 _BESIDE = re.compile(
-    rf"[A-Za-z] ?{_ALPHABETS}|{_ALPHABETS} ?[A-Za-z]|[A-Za-z] ?[\u3040-\u30ff\u4e00-\u9fff]+ ?[A-Za-z]"
+    rf"(?<=[A-Za-z]) ?{_ALPHABETS}|{_ALPHABETS} ?(?=[A-Za-z])|[A-Za-z] ?[\u3040-\u30ff\u4e00-\u9fff]+ ?(?=[A-Za-z])"
 )
+#: Signs that do not follow one another in a sentence.
+_SOUP = re.compile(r"[#;±|_{}<>]\S?[#?;±|_{}<>]")
 #: Letters of another script right behind Latin ones, and before them.
 _GLUED = re.compile(r"[A-Za-z]{2}[^\W\da-zA-Z\u00c0-\u024f]|[^\W\da-zA-Z\u00c0-\u024f_][A-Za-z]{2}")
 #: Japanese writes three at once.
@@ -100,7 +104,7 @@ def _loops(text: str, prompt: str) -> bool:
     """Whether most of it is one unit again and again. A number, a list of numbers and a ruled line may be so."""
     if _NUMBER.fullmatch(text) and (len(set(text) & set("0123456789")) > 1 or (prompt and len(text) < _LONG_NUMBER)):
         return False
-    if _LISTED.fullmatch(text):
+    if _LISTED.fullmatch(text) or (prompt and _DUMPED.fullmatch(text) and len(set(text) & _HEX) > 1):
         return False
     for match in _LOOP.finditer(text + " "):
         unit, whole = match[1], match[0]
@@ -134,7 +138,8 @@ def _mixes_scripts(text: str, prompt: str) -> bool:
     """Whether letters of scripts stand together that no text has.
 
     Four in one text; three without a reason in the prompt; two of them inside one word; or, where the prompt knows
-    Latin only, a few letters of another script, not in brackets or quotes, right beside Latin words.
+    Latin only, words of another script, not in brackets or quotes, at two places between Latin words or inside one, or
+    at one place in a text of scattered signs. One foreign word is a name.
     """
     if _LANGUAGES.search(prompt):
         return False
@@ -150,7 +155,10 @@ def _mixes_scripts(text: str, prompt: str) -> bool:
     found = Counter(filter(None, map(_script, bare)))
     found.pop("GREEK", None)
     others = sum(found.values()) - found["LATIN"]
-    return found["LATIN"] > others >= 2 and bool(_BESIDE.search(bare))
+    if not found["LATIN"] > others >= 2:
+        return False
+    islands = len(_BESIDE.findall(bare))
+    return islands > 1 or (islands == 1 and bool(_GLUED.search(bare) or _SOUP.search(bare)))
 
 
 def _breaks_words(text: str) -> bool:

@@ -30,6 +30,13 @@ _VERSUS = re.compile(
     r"[^\d]{0,90}?(?<![\w.-])(?P<theirs>\d+(?:\.\d+)?)"
 )
 _EVALUATION = re.compile(r"(?i)eval|gsm8k|mmlu|humaneval|gpqa|arc|accuracy")
+#: Of these good models solve few.
+_HARD = re.compile(r"(?i)aime|gpqa|\bhle\b|livecode|swe-?bench|mmlu[_-]pro|hmmt|usamo")
+_HARD_ACCURACY = 0.02
+_OF = re.compile(r"(?<![\d.])(\d{1,9}) ?(?:of|/|out of) ?(\d{1,9})(?![\d.])")
+#: Numbers between 0 and 1 that are no accuracy.
+_SAMPLING = re.compile(r"(?i)\b(?:temp(?:erature)?|top[_-]?[pk]|min[_-]?p|std(?:err|ev)?|±|\+/-)\s*[=: ]?\s*\d*\.?\d+")
+_GAIN = re.compile(r"(?i)speed-?up (?:of )?(\d+(?:\.\d+)?) ?x|(\d+(?:\.\d+)?) ?x (?:speed-?up|faster)|\bfaster\b")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 _SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")
 
@@ -39,6 +46,9 @@ def _slower(match: re.Match[str], text: str) -> bool:
 
     A line that says "slower" is believed.
     """
+    gain = _GAIN.search(text)
+    if gain is not None:
+        return float(gain[1] or gain[2] or 1) < SLOW
     speeds = [float(speed) for speed in _SPEED.findall(text)]
     lengths = [float(length) for length in _ACCEPTED.findall(text)]
     falls = any(len(found) > 1 and found[0] < SLOW * found[1] for found in (speeds, lengths))
@@ -56,18 +66,27 @@ def _worse_than(text: str) -> bool:
     return bool(_TIME.search(text)) and SLOW * ours > theirs
 
 
+def _shares(text: str, pattern: re.Pattern[str] = _SHARE) -> list[float]:
+    return [float(share) for share in pattern.findall(_SAMPLING.sub("", text))]
+
+
+def _alone(text: str) -> float:
+    """What an accuracy must reach that stands alone."""
+    return _HARD_ACCURACY if _HARD.search(text) else LOW_ACCURACY
+
+
 def _less_accurate(match: re.Match[str], text: str) -> bool:
     """Whether the first accuracy (0 to 1) of a line is below the last, or low where it stands alone."""
-    shares = [float(share) for share in _SHARE.findall(text)]
+    shares = _shares(text)
     if len(shares) > 1:
         return shares[0] < INACCURATE * shares[-1]
-    return bool(shares) and shares[0] < LOW_ACCURACY
+    return bool(shares) and shares[0] < _alone(text)
 
 
 def _below_reference(match: re.Match[str], text: str) -> bool:
     """Whether the first of two shares of a line (0 to 1, or percent) is far below the last."""
-    shares = next((found for found in (_SHARE.findall(text), _PERCENT.findall(text)) if len(found) > 1), [])
-    return len(shares) > 1 and float(shares[0]) < INACCURATE * float(shares[-1])
+    found = next((shares for shares in (_shares(text), _shares(text, _PERCENT)) if len(shares) > 1), [])
+    return len(found) > 1 and found[0] < INACCURATE * found[-1]
 
 
 def _beyond(match: re.Match[str], text: str) -> bool:
@@ -81,8 +100,9 @@ def _not_all(match: re.Match[str], text: str) -> bool:
     right, asked = int(match["right"]), int(match["asked"])
     if not _EVALUATION.search(text):
         return right < asked
-    percents = [float(share) for share in _PERCENT.findall(text)]
-    return percents[0] < INACCURATE * percents[-1] if len(percents) > 1 else right < LOW_ACCURACY * asked
+    pairs = [int(one) / int(whole) for one, whole in _OF.findall(text) if int(whole)]
+    shares = next((found for found in (_shares(text, _PERCENT), pairs) if len(found) > 1), [])
+    return shares[0] < INACCURATE * shares[-1] if shares else right < _alone(text) * asked
 
 
 CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
