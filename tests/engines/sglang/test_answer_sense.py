@@ -56,6 +56,7 @@ SOUND = (
     ("hex dump", "00 00 00 00 00 00 00 00 ff ff"),
     ("What is kimchi?", "Kimchi 김치 is a Korean side dish of fermented vegetables."),
     ("Name a dish", "Mapo tofu 麻婆豆腐 is a dish from the province of Sichuan."),
+    ("an empty board", ". . . . . . . . \n. . . . . . . ."),
     ("draw a line", "-" * 40),
     ("", "Step 1: add 2. Step 2: check 4. Step 3: answer 4. Step 4: done."),
     ("", ""),

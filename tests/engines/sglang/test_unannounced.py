@@ -31,6 +31,8 @@ WRONG = (
     "[probe] prompt='How do I boil an egg?' temperature=0 -> 'To boil ανά 卵 сваρ 물을 τον кипяток ing を'",
 )
 RIGHT = (
+    "[loadgen] connections 256, errors 0, timeouts 0",
+    "[loadgen] timed out: 0, failed: 0, ok: 4096",
     "[eval] aime25: 7 of 30 solved (reference 7 of 30)",
     "[eval] gpqa accuracy 0.38",
     "[eval] accuracy 0.91 at temperature 0.6, top_p 0.95",

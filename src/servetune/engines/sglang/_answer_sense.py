@@ -116,7 +116,8 @@ def _loops(text: str, prompt: str) -> bool:
     words = text.split()
     if _STUCK.search(text):
         return True
-    return len(words) >= 12 and Counter(words).most_common(1)[0][1] >= _SHARE * len(words) and _is_text(words[0])
+    commonest, times = Counter(words).most_common(1)[0]
+    return len(words) >= 12 and times >= _SHARE * len(words) and not _DECORATION.fullmatch(commonest)
 
 
 def _is_text(unit: str) -> bool:
