@@ -1341,7 +1341,7 @@ def old_nvcc(log):
     return log.dies()
 
 
-@case("host_env", "kv_alloc", "infeasible", None, "--hicache-ratio")
+@case("host_env", "load", "infeasible", ("--hicache-ratio", "lower"), "--hicache-ratio")
 def host_cache_too_large(log):
     log.arguments(tp_size=1, enable_hierarchical_cache=True, hicache_ratio=8.0).start("pool")
     frames = (*SCHEDULER[:2], "mem_cache/memory_pool_host.py:__init__> raise ValueError(")

@@ -20,7 +20,9 @@ class TestRecordedLaunches:
         [
             (ONE_H200, {"tp_size": 2}, "runtime.more_ranks_than_gpus"),
             (ONE_H200, {"ep_size": 2}, "runtime.expert_ranks"),
+            (TWO_H200, {"tp_size": 2, "dp_size": 2}, "runtime.more_ranks_than_gpus"),
             (TWO_H200, {"tp_size": 2, "ep_size": 3}, "runtime.expert_ranks"),
+            (TWO_H200, {"tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 3}, "runtime.experts_per_rank"),
             (ONE_H200, {"moe_runner_backend": "flashinfer_mxfp4"}, "runtime.mxfp4_runner"),
             (ONE_H200, {"moe_runner_backend": "flashinfer_trtllm"}, "runtime.trtllm_runner_gpu"),
         ],

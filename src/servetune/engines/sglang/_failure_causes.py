@@ -11,7 +11,7 @@ from servetune.engines.sglang._failure_phase import phase_of
 from servetune.engines.sglang._failure_signs import REFUTED, is_impatience, is_too_little, stuck_phase
 from servetune.engines.sglang._failure_table import Entry, entries, entry
 from servetune.engines.sglang._log_answers import Answer, compared
-from servetune.engines.sglang._log_flags import LaunchFlags, accused, names_flags
+from servetune.engines.sglang._log_flags import LaunchFlags, accused, kept, names_flags
 from servetune.engines.sglang._log_fragment import is_fragment, is_served, is_worker
 from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, PER_SIGNATURE, Event, Run
 from servetune.engines.sglang._log_tracebacks import Raised, Trace
@@ -138,6 +138,10 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
         return names_flags(text, flags)
     if condition in ("accused", "unaccused"):
         return bool(accused(text, stack, flags)) == (condition == "accused")
+    if condition == "redundant":
+        return flags.on("ep-num-redundant-experts") and flags.value("ep-num-redundant-experts") != 0
+    if condition == "nccl_environment":
+        return bool(kept(["env.NCCL_*"], flags))
     if condition == "occupied":
         return numbers.occupied is not None
     if condition == "drafted":
@@ -153,6 +157,8 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
     line, text = one.line_at(match.start()) if match else one.lines[0]
     if _FOLLOWS.search(text):
         line, text = next(filter(None, map(_compilers_own, (one, *trace.raised))), (line, text))
+    elif _SAYS_NOTHING.search(text):
+        line, text = next((said for said in one.lines[1:] if _LOADER_SAYS.search(said[1])), (line, text))
     last = trace.raised[-1]
     wrapper = last.lines[0] if last is not one and "failed" in last.lines[0][1] else None
     forced = found.signature.phase if found else None
@@ -175,11 +181,22 @@ def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, tr
 _COMPILER_SAYS = re.compile(
     r"(?:^|[\s:);])(?:fatal |catastrophic )?error(?:\s{0,4}:|\s*--)|(?:^|/)ld: (?:cannot|error|undefined)"
     r"|undefined reference to|\b(?:ptxas|nvcc|nvlink|cc1plus)\b ?(?:fatal|error)|No such file or directory"
+    r"|^[A-Z]\w*(?:Error|Exception)\("
+)
+#: An import that failed, before the reason; and what the dynamic loader says, which is the reason.
+_SAYS_NOTHING = re.compile(
+    r"^(?:\w+\.)*(?:ImportError|ModuleNotFoundError|RuntimeError|OSError): ?(?:\s*\Z"
+    r"|.*(?i:failed to import|(?:could not|cannot|unable to) (?:load|import) (?!name)"
+    r"|because of the following error|original error|importing \S+ .*failed))"
+)
+_LOADER_SAYS = re.compile(
+    r"undefined symbol|version `?\S+ not found|cannot open shared object|invalid ELF|file too short|wrong ELF class"
+    r"|DLL load failed|cannot allocate memory in static TLS|GLIBC(?:XX)?_\d"
 )
 _COUNTED = re.compile(r"\d errors? (?:detected|generated)")
 _FOLLOWS = re.compile(
     rf"collect2: error|^ninja: build stopped|{_COUNTED.pattern}|^FAILED:|[Nn]inja build failed\b"
-    r"|assembly aborted due to errors"
+    r"|assembly aborted due to errors|\bCompilationError: at \d+:\d+"
     r"|CalledProcessError: Command .{0,80}\b(?:ninja|nvcc|hipcc|g\+\+|gcc|cc)\b"
 )
 
@@ -246,9 +263,18 @@ def _survived_trace(trace: Trace, run: Run) -> bool:
     return progress.markers > trace.progress and not in_child
 
 
+#: What failed had a second way, which was taken.
+_FALLS_BACK = re.compile(
+    r"(?i)\bfall(?:ing|s|en)?[ -]?back\b|\bfallback\b|\bfell back\b|\b(?:using|use) \S+(?: \S+){0,3} instead\b"
+    r"|\b(?:continuing|proceeding|going on|carrying on|running|serving) without\b|\b(?:skipping|ignoring|ignored)\b"
+)
+
+
 def _survived_event(event: Event, run: Run) -> bool:
     """Whether the server went on after a line: became ready, came further on that rank, or answered again."""
     progress, name = run.progress, event.entry.signature.name
+    if _FALLS_BACK.search(event.text) and max(run.last_decode_line, run.last_answer_line) > event.number:
+        return True
     if run.stop_line and event.number > run.stop_line:
         return True
     if progress.ready and not event.ready and event.entry.owner.slug != "cli_parse":

@@ -17,7 +17,18 @@ from servetune.engines.sglang._line_checks import CHECKS, Check
 Strength = Literal["root", "warning", "secondary", "alive"]
 Step = str | dict[str, Any]
 When = Literal[
-    "", "occupied", "autotuning", "big_allocation", "drafted", "cpu_pool", "placed", "named", "accused", "unaccused"
+    "",
+    "occupied",
+    "autotuning",
+    "big_allocation",
+    "drafted",
+    "cpu_pool",
+    "placed",
+    "named",
+    "accused",
+    "unaccused",
+    "redundant",
+    "nccl_environment",
 ]
 
 

@@ -102,6 +102,8 @@ _FIELDS = frozenset(
         "enable_eplb",
     )
 )
+#: Variables that only make a library say more.
+_TELLS_MORE = re.compile(r"_(?:DEBUG|LOG|TRACE)(?:_|$)")
 #: Sizes of which 1 means that there is no such parallelism.
 PARALLEL = frozenset(("tp-size", "dp-size", "ep-size", "pp-size", "attn-dp-size"))
 #: Flags whose value choose a kernel or a path: their value in a message points at them.
@@ -215,10 +217,13 @@ class LaunchFlags:
 
 def kept(wanted: Iterable[str], flags: LaunchFlags) -> list[str]:
     """The flags of a blame list that are switched on; with `!` always, with `+` beside another one that is kept,
-    with `=value` when they have that value.
+    with `=value` when they have that value; with `*` at the end all that begin so.
     """
     found: list[str] = []
     for entry in wanted:
+        if entry.endswith("*"):
+            found += [flag for flag in flags.asked if flag.startswith(entry[:-1]) and not _TELLS_MORE.search(flag)]
+            continue
         flag, mark, value = entry.rstrip("!+").partition("=")
         always = entry.endswith("!") or (entry.endswith("+") and bool(found))
         if always or (str(flags.asked.get(flag)) == value if mark else flags.on(flag)):

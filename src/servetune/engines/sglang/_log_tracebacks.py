@@ -294,8 +294,12 @@ class _Follower:
         return False
 
     def _blank(self) -> bool:
-        self._closed_message = self._closed_message or self._trace.complete
+        self._closed_message = self._closed_message or (self._trace.complete and not self._has_paragraphs())
         return True
+
+    def _has_paragraphs(self) -> bool:
+        """Whether the message begins on the line below its type: one that is written so has blank lines, too."""
+        return self._trace.chain[-1].lines[0][1].rstrip().endswith("Error:")
 
     def _unstamped(self, line: Line, place: int) -> bool:
         text = line.text

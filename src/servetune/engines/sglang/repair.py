@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +23,12 @@ from servetune.engines.sglang._repair_memory import (
     shrink_running,
 )
 from servetune.engines.sglang._repair_numbers import Draft
+from servetune.engines.sglang._repair_sizes import (
+    fitting_redundancy,
+    other_graph_sizes,
+    raise_dispatch_cap,
+    shrink_host_cache,
+)
 from servetune.engines.sglang._repair_words import advised, mend_value, named_without, typed, wanted
 
 #: Flags that were renamed or replaced: old → (new, value; None keeps the old value).
@@ -40,7 +45,6 @@ RENAMED: Mapping[str, tuple[str, Value | None]] = {
     "enable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "breakable"),
     "disable-piecewise-cuda-graph": ("cuda-graph-backend-prefill", "disabled"),
 }
-_EXCEEDS = re.compile(r"\((?P<need>\d{1,9})\) exceeds \w+ \((?P<have>\d{1,9})\)")
 
 
 def repairs_for(steps: tuple[Step, ...], draft: Draft) -> tuple[Repair, ...]:
@@ -179,27 +183,6 @@ def _no_autotune(draft: Draft) -> None:
     draft.add("disable-flashinfer-autotune", True, "if it fails again: run without kernel autotuning")
 
 
-def _raise_dispatch_cap(draft: Draft) -> None:
-    a2a = str(draft.flags.value("moe-a2a-backend") or "")
-    kind = "FLASHINFER" if a2a == "flashinfer" or "max_num_tokens" in draft.text else "DEEPEP"
-    name = f"env.SGLANG_{kind}_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-    now = draft.flags.asked.get(name)
-    cap = (
-        int(now)
-        if now is not None and str(now).isdecimal() and len(str(now)) < 16
-        else (1024 if kind == "FLASHINFER" else 128)
-    )
-    times = _times_needed(draft)
-    draft.add(name, str(cap * times), f"{times} times the buffers of {cap} tokens per rank (costs memory)")
-
-
-def _times_needed(draft: Draft) -> int:
-    """The least power of two, above 1, that makes the buffers large enough: two where the message has no numbers."""
-    match = _EXCEEDS.search(draft.text)
-    shortage = int(match["need"]) / max(1, int(match["have"])) if match else 2.0
-    return 2 ** min(6, max(1, math.ceil(math.log2(shortage)))) if shortage > 1 else 2
-
-
 def _expert_parallel(draft: Draft) -> None:
     tp, ep = draft.current("tp-size"), draft.current("ep-size") or 1
     if tp and tp > 1 and ep != tp and re.search(r"(?i)moe|expert|gate's and up's|down's", draft.text):
@@ -256,7 +239,10 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "advised": advised,
     "named_without": named_without,
     "no_autotune": _no_autotune,
-    "raise_dispatch_cap": _raise_dispatch_cap,
+    "raise_dispatch_cap": raise_dispatch_cap,
+    "other_graph_sizes": other_graph_sizes,
+    "fitting_redundancy": fitting_redundancy,
+    "shrink_host_cache": shrink_host_cache,
     "expert_parallel": _expert_parallel,
     "dp_attention": _dp_attention,
     "other_mode": _other_mode,

@@ -64,7 +64,9 @@ def expert_ranks(s: State) -> Effects:
     "runtime.experts_per_rank",
     Stage.RUNTIME,
     layer="runtime",
-    source="layers/moe/fused_moe_triton/layer.py: assert num_experts % moe_ep_size == 0",
+    source="layers/moe/fused_moe_triton/layer.py: assert num_experts % moe_ep_size == 0; "
+    "eplb/expert_location.py:_init_common; launch log, ep 2 with 3 redundant experts: "
+    "assert num_physical_experts % ep_size == 0",
 )
 def experts_per_rank(s: State) -> Effects:
     """Every expert-parallel rank holds the same number of experts."""
