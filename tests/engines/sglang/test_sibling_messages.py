@@ -579,3 +579,128 @@ def test_what_the_compilers_worker_wraps_decides(text: str, part: str, verdict: 
     found = diagnosis(log.dies())
     assert (found["class"], found["phase"], found["verdict"]) == ("jit_autotune", "graph_capture", verdict)
     assert found["evidence"][0]["line"] == log.decisive
+
+
+#: What messages of the sources tell to do: place, frame, message, flags, the first repair.
+ADVICE: tuple[tuple[str, str, str, dict[str, Any], tuple[str, Any]], ...] = (
+    (
+        "load",
+        "server_args.py:f",
+        "ValueError: --enable-page-major-kv-layout requires the Triton Mamba kernels for the strided state. Pass --mamba-backend triton.",
+        {"enable_page_major_kv_layout": True},
+        ("--mamba-backend", "triton"),
+    ),
+    (
+        "load",
+        "layers/attention/linear/seg_la.py:f",
+        "ValueError: this backend does not support topk > 1 in speculative decoding. Use --speculative-eagle-topk 1.",
+        {"speculative_eagle_topk": 4},
+        ("--speculative-eagle-topk", 1),
+    ),
+    (
+        "load",
+        "layers/attention/xpu.py:f",
+        "NotImplementedError: only supported on decode, please set --decode-attention-backend to intel_xpu and do not set --attention-backend.",
+        {"attention_backend": "intel_xpu"},
+        ("--decode-attention-backend", "intel_xpu"),
+    ),
+    (
+        "load",
+        "server_args.py:f",
+        "ValueError: Cannot set --encoder-only and --language-only together",
+        {"encoder_only": True, "language_only": True},
+        ("--encoder-only", None),
+    ),
+    (
+        "load",
+        "speculative/dspark.py:f",
+        "ValueError: the calibration was fit for gamma=7 but the runtime gamma is 5; refit the table or omit --speculative-dspark-confidence-sts-path.",
+        {"speculative_dspark_confidence_sts_path": "/x"},
+        ("--speculative-dspark-confidence-sts-path", None),
+    ),
+    (
+        "load",
+        "utils/hf_transformers/tokenizer.py:f",
+        "RuntimeError: fastokens failed to load this tokenizer. Re-run without --tokenizer-backend=fastokens to use the default.",
+        {"tokenizer_backend": "fastokens"},
+        ("--tokenizer-backend", None),
+    ),
+    (
+        "load",
+        "server_args.py:f",
+        "AssertionError: this scoring requires chunked prefill to be disabled. Please set --chunked-prefill-size -1 when using it.",
+        {},
+        ("--chunked-prefill-size", -1),
+    ),
+    (
+        "serving",
+        "layers/moe/mega_moe.py:f",
+        "AssertionError: mega MoE: num_tokens=300 exceeds cap SGLANG_OPT_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK=100; raise the env var or shrink the batch",
+        {},
+        ("SGLANG_OPT_MEGA_MOE_NUM_MAX_TOKENS_PER_RANK", "400"),
+    ),
+    (
+        "serving",
+        "disaggregation/utils.py:f",
+        "ValueError: Sampling mask length 70 exceeds disaggregation metadata capacity 64. Increase SGLANG_SAMPLING_MASK_MAX_TOKENS.",
+        {},
+        ("SGLANG_SAMPLING_MASK_MAX_TOKENS", "128"),
+    ),
+    (
+        "serving",
+        "mem_cache/memory_pool.py:alloc",
+        "AssertionError: Not enough space for mamba cache, try to increase --mamba-full-memory-ratio or --max-mamba-cache-size.",
+        {"mamba_full_memory_ratio": 0.5, "max_mamba_cache_size": 40},
+        ("--mamba-full-memory-ratio", 1),
+    ),
+    (
+        "load",
+        "layers/attention/msa.py:f",
+        "RuntimeError: the plan is missing length tensors. Set SGLANG_DISABLE_MSA=1 to use the Triton path meanwhile.",
+        {},
+        ("SGLANG_DISABLE_MSA", "1"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("place", "frame", "text", "flags", "repair"), ADVICE, ids=[row[2][:70] for row in ADVICE])
+def test_what_a_message_tells_to_do_is_the_first_repair(
+    place: str, frame: str, text: str, flags: dict[str, Any], repair: tuple[str, Any]
+) -> None:
+    begun = EVENT_LOOP if place == "serving" else LOADING
+    _, found = failed(place, (*begun, f"{frame}> raise Error("), text, **flags)
+    assert (found["repair"][0]["flag"], found["repair"][0]["value"]) == repair
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: {0} does not support pp_size > 1.",
+        "NotImplementedError: no ragged verify in graphs; disable {0} for this configuration.",
+        "ValueError: {0} must be one of 'full' / 'swa', got 7",
+    ],
+)
+def test_a_variable_that_a_message_names_and_that_was_asked_for_is_left_out(text: str) -> None:
+    name = "SGLANG_RAGGED_VERIFY_MODE"
+    log = Log().arguments(**FLAGS).start("load", ("TP0",))
+    log.raises("TP0", (*LOADING, "layers/attention/x.py:f> raise ValueError("), text.format(name), decisive=True).dies()
+    found = diagnosis(log, {f"env.{name}": "7"})
+    assert (found["class"], found["blamed"], repairs(found)) == ("invalid_combo", [name], {name: None})
+
+
+#: What NCCL warns of, and whether the variable that was asked for is meant.
+WARNINGS = (
+    ("NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 4e000", "NCCL_ALGO", False),
+    ("NCCL WARN Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME", True),
+    ("NCCL WARN Error : no algorithm/protocol available for function Broadcast", "NCCL_ALGO", True),
+    ("NCCL WARN NET/Plugin: Could not find: libnccl-net-x.so", "NCCL_NET_PLUGIN", True),
+)
+
+
+@pytest.mark.parametrize(("warning", "name", "meant"), WARNINGS, ids=[row[0] for row in WARNINGS])
+def test_what_nccl_warns_of_tells_whether_a_variable_is_meant(warning: str, name: str, meant: bool) -> None:
+    log = Log().arguments(**FLAGS).start("dist", ("TP0",)).add(f"gpu-7:12:12 [0] {warning}", None)
+    log.raises("TP0", (*DISTRIBUTED, "distributed/device_communicators/pynccl.py:__init__> x("), INVALID[0]).dies()
+    found = diagnosis(log, {"tp-size": 8, f"env.{name}": "Bogus"})
+    assert (found["class"], found["blamed"]) == ("comm_init", [name] if meant else [])
+    assert found["verdict"] == ("infeasible" if meant else "stop")

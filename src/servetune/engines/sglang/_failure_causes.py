@@ -141,7 +141,7 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
     if condition == "redundant":
         return flags.on("ep-num-redundant-experts") and flags.value("ep-num-redundant-experts") != 0
     if condition == "nccl_environment":
-        return bool(kept(["env.NCCL_*"], flags))
+        return _is_refused(kept(["env.NCCL_*"], flags), run)
     if condition == "occupied":
         return numbers.occupied is not None
     if condition == "drafted":
@@ -151,6 +151,17 @@ def _holds(condition: str, text: str, stack: str, run: Run, flags: LaunchFlags) 
     if condition == "big_allocation":
         return (numbers.tried or 0.0) >= 4.0
     return run.progress.autotuning
+
+
+#: Parts of a variable's name that say nothing about what it is for.
+_NAMELESS = frozenset(("NCCL", "COMM", "SIZE", "LEVEL", "ENABLE", "DISABLE", "FILE"))
+
+
+def _is_refused(variables: Sequence[str], run: Run) -> bool:
+    """Whether NCCL may mean one of its variables: it warns of nothing, or of what one is called or set to."""
+    warned = " ".join(text for _, text, _ in run.explaining.get("nccl_warn", ())).upper()
+    words = {word for name in variables for word in name.split("_") if len(word) >= 3 and word not in _NAMELESS}
+    return bool(variables) and (not warned or any(re.search(rf"\b{re.escape(word)}", warned) for word in words))
 
 
 def _of_raised(one: Raised, found: Entry | None, match: re.Match[str] | None, trace: Trace, phase: Phase) -> Cause:
@@ -270,10 +281,17 @@ _FALLS_BACK = re.compile(
 )
 
 
+def _fell_back(event: Event) -> bool:
+    """Whether a line says that what failed was done otherwise; answers and speed are judged by other means."""
+    return event.entry.owner.slug not in ("wrong_output", "overload", "perf_regression") and bool(
+        _FALLS_BACK.search(event.text)
+    )
+
+
 def _survived_event(event: Event, run: Run) -> bool:
     """Whether the server went on after a line: became ready, came further on that rank, or answered again."""
     progress, name = run.progress, event.entry.signature.name
-    if _FALLS_BACK.search(event.text) and max(run.last_decode_line, run.last_answer_line) > event.number:
+    if _fell_back(event) and max(run.last_decode_line, run.last_answer_line) > event.number:
         return True
     if run.stop_line and event.number > run.stop_line:
         return True

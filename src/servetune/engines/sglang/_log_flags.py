@@ -68,6 +68,7 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"(?i)mixed.chunk", "enable-mixed-chunk"),
 )
 _FLAG = re.compile(r"--([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)")
+_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b")
 _FIELD = re.compile(r"\b(?:self\.)?(?:server_args\.)?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
 _FIELDS = frozenset(
     (
@@ -246,7 +247,8 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     by_value = _nearest([flag for flag in VALUED if value_in(flags.value(flag), text)], stack)
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
     by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
-    pointed_at = dict.fromkeys([*by_value, *fields, *named, *by_words])
+    variables = [f"env.{name}" for name in _VARIABLE.findall(text) if f"env.{name}" in flags.asked]
+    pointed_at = dict.fromkeys([*by_value, *fields, *named, *variables, *by_words])
     found = [flag for flag in pointed_at if flags.on(flag) or flag in flags.asked or not flags.known]
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]

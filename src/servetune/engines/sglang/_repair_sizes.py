@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 
+from servetune.engines.sglang._repair_advice import raised, variables_to_raise
 from servetune.engines.sglang._repair_numbers import Draft
 
 #: "exceeds workspace (256)", "capacity 1024, got 1028": what is needed and what there is, in either order.
 _EXCEEDS = re.compile(
-    r"\((?P<need>\d{1,9})\) exceeds \w+ \((?P<have>\d{1,9})\)"
+    r"(?:\(|=)(?P<need>\d{1,9})\)? exceeds (?:\w+ )?\w+ ?(?:\(|=)(?P<have>\d{1,9})\b"
     r"|\b(?:capacity|limit|maximum|at most)\D{0,12}(?P<limit>\d{1,9})\b\D{0,12}\bgot (?P<got>\d{1,9})"
 )
 #: The variable of a library's dispatch buffers, as a message calls it.
-_CAP_NAME = re.compile(r"\b([A-Z][A-Z0-9]+_\w*(?:DISPATCH|DISPATCHED|RECV|SEND|A2A)\w*TOKENS\w*)\b")
+_CAP_NAME = re.compile(r"\b([A-Z][A-Z0-9]+_\w*TOKENS(?:_[A-Z]+)*)\b")
 #: Default caps of the engine, tokens per rank.
 _CAPS = {"FLASHINFER": 1024, "DEEPEP": 128}
 #: "Requesting 263.99 GB but only have 241.62 GB free"
@@ -26,14 +27,19 @@ DEFAULT_RATIO, SMALLEST_RATIO = 2.0, 1.0
 
 def raise_dispatch_cap(draft: Draft) -> None:
     """A larger dispatch buffer, by the variable that the message names, else by that of the all-to-all backend."""
+    told = variables_to_raise(draft.text)
     named = _CAP_NAME.search(draft.text)
+    need, have = _shortage(draft)
+    if told and not have:
+        raised(draft)
+        return
     a2a = str(draft.flags.value("moe-a2a-backend") or "")
     kind = "FLASHINFER" if a2a == "flashinfer" or "max_num_tokens" in draft.text else "DEEPEP"
-    name = f"env.{named[1] if named else f'SGLANG_{kind}_NUM_MAX_DISPATCH_TOKENS_PER_RANK'}"
-    need, have = _shortage(draft)
+    own = told[0] if told else named[1] if named else None
+    name = f"env.{own or f'SGLANG_{kind}_NUM_MAX_DISPATCH_TOKENS_PER_RANK'}"
     now = str(draft.flags.asked.get(name))
-    cap = int(now) if now.isdecimal() and len(now) < 16 else (have if named and have else _CAPS[kind])
-    times = 2 ** min(6, max(1, math.ceil(math.log2(need / have)))) if need and have and need > have else 2
+    cap = int(now) if now.isdecimal() and len(now) < 16 else (have if own and have else _CAPS[kind])
+    times = 2 ** min(6, max(1, math.ceil(math.log2(need / have)))) if need > have > 0 else 2
     draft.add(name, str(cap * times), f"{times} times the buffers of {cap} tokens per rank (costs memory)")
 
 

@@ -6,33 +6,21 @@ import re
 
 from servetune.core.space import Value
 from servetune.engines.sglang._log_args import flag_name
+from servetune.engines.sglang._repair_advice import left_out, raised
 from servetune.engines.sglang._repair_numbers import Draft
 
 _FLAG_ADVICE = re.compile(
-    r"(?i)\b(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
-    r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =](?!(?:or|and|to|with|for|if|instead|when)\b)([\w.]+))?"
+    r"(?i)\b(?<!cannot )(?<!not )(?<!n't )(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
+    r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =](?:to )?"
+    r"(?!(?:or|and|to|with|for|if|instead|when|during|so|as|in|on|at|is|are|which|together|an?|the|enable|use|specify)\b)"
+    r"(-?\w+(?:[.-]\w+)*))?"
 )
 #: A variable to be set, unless it only makes the next failure tell more.
 _ENV_ADVICE = re.compile(
     r"(?i:set|export|use|try|specify) `?(?!\w*(?:DEBUG|VERBOSE|LOG|TRACE|BLOCKING|DSA))"
-    r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`?\s*(?:>=|==?| to )\s*([\w.]+)"
+    r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)`?\s*(?:>=|==?|\bto )\s*(?!(?:at|an?|the|more|less)\b)([\w.]+)"
 )
 _LESS_ADVICE = re.compile(r"(?i:lower|reduce|decrease|smaller(?: value for)?)(?: the)? [`'\"]*--([a-z][a-z0-9-]+)")
-#: "raise NAME", "Consider increasing NAME environment variable"
-_ENV_MORE = re.compile(
-    r"(?i:rais(?:e|ing)|increas(?:e|ing)|enlarg(?:e|ing)|bump(?:ing)?)"
-    r"(?i: the| value (?:of|for)| env\w*| variable)* "
-    r"[`'\"$]*(?!\w*(?:DEBUG|VERBOSE|LOG_|TRACE))([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b"
-)
-#: "Remove --a or --b", "unset --a", "Drop the flag": the flag that the sentence began with.
-_DROP_ADVICE = re.compile(
-    r"(?i:\b(?:drop|remove|omit|unset|leave out|disable|turn off|(?:do not|don't) (?:pass|set|use|specify))) "
-    r"(?:(?:the|this|that) (?:flag|option|argument)\b|(?:the )?[`'\"]*--([a-z][a-z0-9-]+)"
-    r"(?:[`'\"]*(?:,? or |, )[`'\"]*--([a-z][a-z0-9-]+))?)"
-)
-_FIRST_FLAG = re.compile(r"--([a-z][a-z0-9-]+)")
-#: "exceeds 256", "only 256 are allowed", "(256)": the number that a variable has now
-_LIMIT = re.compile(r"(?i)(?:limit|capacity|maximum|max|cap|budget|exceeds?|only|of)\W{1,3}(\d{1,9})\b")
 #: What a message says must be given: leaving it out is no repair.
 _WANTED = re.compile(
     r"(?:--)?\b([a-z][a-z0-9]*(?:[-_][a-z0-9]+){1,6})\b[`'\"]? (?:"
@@ -86,7 +74,7 @@ def typed(text: str | None) -> Value | None:
     """A number where the text is one."""
     if text is None:
         return None
-    return int(text) if text.isdecimal() and len(text) < 16 else text
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 16 else text
 
 
 def wanted(text: str) -> set[str]:
@@ -102,34 +90,14 @@ def advised(draft: Draft) -> None:
         draft.add(flag_name(name), typed(value) if value else True, _PROPOSED)
     for name, value in _ENV_ADVICE.findall(draft.text):
         draft.add(f"env.{name}", value.rstrip("."), _PROPOSED)
-    _raised(draft)
-    _left_out(draft)
+    raised(draft)
+    left_out(draft)
     for name in _LESS_ADVICE.findall(draft.text):
         now = draft.current(flag_name(name))
         if now is not None and now >= 2:
             draft.add(flag_name(name), int(now) // 2, "the message proposes less")
     _relations(draft)
     _allowed(draft)
-
-
-def _raised(draft: Draft) -> None:
-    """Variables that the message says to raise: twice what they are, or what the message says is the limit."""
-    for name in _ENV_MORE.findall(draft.text):
-        now = str(draft.flags.asked.get(f"env.{name}"))
-        limit = _LIMIT.search(draft.text)
-        value = int(now) if now.isdecimal() and len(now) < 16 else int(limit[1]) if limit else 0
-        if value:
-            draft.add(f"env.{name}", str(2 * value), "the message proposes more")
-
-
-def _left_out(draft: Draft) -> None:
-    """Flags that the message says to leave out."""
-    for match in _DROP_ADVICE.finditer(draft.text):
-        begun = _FIRST_FLAG.search(draft.text)
-        names = [match[1], match[2]] if match[1] else [begun[1] if begun else None]
-        for name in filter(None, names):
-            if (draft.flags.on(flag_name(name)) or not draft.flags.known) and name != "mem-fraction-static":
-                draft.add(flag_name(name), None, _PROPOSED)
 
 
 def _relations(draft: Draft) -> None:

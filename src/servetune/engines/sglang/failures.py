@@ -74,11 +74,14 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     accusation, pointed_at = _blamed(cause, text, flags)
     blamed = tuple(accusation)
     draft = Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
+    verdict = _verdict(cause, blamed, flags)
     repairs = repairs_for(signature.repair, draft)
+    if not repairs and verdict is Verdict.INFEASIBLE and cause.trace is not None:
+        repairs = repairs_for(("advised",), draft)
     return Failure(
         slug=cause.entry.owner.slug,
         phase=cause.phase,
-        verdict=_verdict(cause, blamed, flags),
+        verdict=verdict,
         message=sentence(signature.cause, cause, lead, numbers, run),
         deterministic=cause.entry.deterministic,
         evidence=tuple(evidence_of(cause, lead, causes, run)),
@@ -158,6 +161,7 @@ def _confidence(cause: Cause, causes: Sequence[Cause]) -> float:
 def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
     blamed = tuple(accused(cause.text, cause.stack, flags))
     lines = [(cause.line, cause.line_text), *([cause.wrapper] if cause.wrapper else [])]
+    draft = Draft(run, flags, numbers_of(run, flags, "", {}), cause.text, {}, blamed, cause.phase)
     return Failure(
         slug="unknown",
         phase=cause.phase,
@@ -165,6 +169,7 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         message=f"no known class; the first failure says: {masked(cause.line_text.strip()[:200])}",
         evidence=tuple(as_evidence(lines)),
         blamed=blamed,
+        repairs=repairs_for(("advised",), draft),
         confidence=0.3,
     )
 

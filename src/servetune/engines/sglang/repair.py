@@ -11,6 +11,7 @@ from servetune.core.failure import Repair
 from servetune.core.space import Value
 from servetune.engines.sglang._failure_table import Step
 from servetune.engines.sglang._log_args import flag_name, is_set
+from servetune.engines.sglang._repair_advice import raised
 from servetune.engines.sglang._repair_memory import (
     less_weight_memory,
     lower_fraction,
@@ -240,6 +241,7 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "named_without": named_without,
     "no_autotune": _no_autotune,
     "raise_dispatch_cap": raise_dispatch_cap,
+    "raise_named": raised,
     "other_graph_sizes": other_graph_sizes,
     "fitting_redundancy": fitting_redundancy,
     "shrink_host_cache": shrink_host_cache,
