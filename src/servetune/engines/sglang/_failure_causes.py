@@ -26,7 +26,7 @@ LAST_ORDER = 91
 #: The process was asked to stop, or its peer is gone: never a cause.
 _CONSEQUENCE = re.compile(
     r"^(?:KeyboardInterrupt|SystemExit|(?:asyncio\.(?:exceptions\.)?)?CancelledError|EOFError|BrokenPipeError"
-    r"|ConnectionResetError|zmq\.error\."
+    r"|ConnectionResetError|RuntimeError: Rank \d+ \w+ died during initialization \(exit code: \d|zmq\.error\."
     r"(?![^\n]*(?:in use|Too many open|No such file|denied|Invalid argument|Cannot assign|too long))\w+)"
 )
 

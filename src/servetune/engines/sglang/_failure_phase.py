@@ -22,7 +22,7 @@ _FRAMES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     ),
     (
         re.compile(
-            r"memory_pool|kv_cache_configurator|pool_configurator|:init_memory_pools?\b|:alloc_memory_pool|kv_cache_mixin"
+            r"memory_pool|mem_cache/\w+_pool\w*\.py|kv_cache_configurator|pool_configurator|:init_memory_pools?\b|:alloc_memory_pool|kv_cache_mixin"
             r"|pool_host|hybrid_pool|:_?profile_(?:available|max)"
         ),
         Phase.KV_ALLOC,

@@ -31,6 +31,8 @@ def explanation(cause: Cause, run: Run) -> tuple[int, str] | None:
     if kind == "compiler_error" and _log_notices.COMPILER_ERROR.search(cause.line_text):
         return None
     for number, text, _ in run.explaining.get(kind, ()):
+        if kind == "nccl_warn" and number < run.progress.ready_line < cause.line:
+            continue  # of its start, which it survived
         if number < cause.line and (kind != "compiler_error" or cause.line - number <= ONE_BUILD):
             return number, text
     return None

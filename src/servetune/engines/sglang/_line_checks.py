@@ -11,32 +11,40 @@ Check = Literal[
     "slower",
     "less_accurate",
     "below_reference",
+    "far_below",
     "beyond",
     "expected_missing",
     "not_all",
     "nothing_right",
     "several",
+    "two_flags",
 ]
 
 
 #: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
 SLOW, INACCURATE, LOW_ACCURACY = 0.8, 0.96, 0.6
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok(?:en)?s?|t)(?:/| per )s")
 _ACCEPTED = re.compile(r"(?i)accept(?:ance|ed)?[ _-]len(?:gth)?\W{0,3}(\d+(?:\.\d+)?)")
 _ACCEPTING = re.compile(r"(?i)\baccept(?:ance|ed)?[ _-]len")
 _TIME = re.compile(r"(?i)\d ?ms\b.*(?:/| per )tok|\b(?:TPOT|ITL|inter-token|per token)\b|\bms/tok")
 _VERSUS = re.compile(
-    r"(?i)(?P<ours>\d+(?:\.\d+)?)[^\d]{0,30}(?:\bvs\b|baseline|reference|without|previous|\bwas\b|instead of)"
+    r"(?i)(?P<ours>\d+(?:\.\d+)?)[^\d]{0,50}(?:\bvs\b|baseline|reference|without|previous|expected|\bwas\b|instead of)"
     r"[^\d]{0,90}?(?<![\w.-])(?P<theirs>\d+(?:\.\d+)?)"
 )
+#: A flag and its value before the number that was measured with it.
+_FLAG_BETWEEN = re.compile(r"--[a-z][a-z0-9-]*(?:[ =][\w.]+(?=[:),;]))?")
 _EVALUATION = re.compile(r"(?i)eval|gsm8k|mmlu|humaneval|gpqa|arc|accuracy")
 #: Of these good models solve few.
 _HARD = re.compile(r"(?i)aime|gpqa|\bhle\b|livecode|swe-?bench|mmlu[_-]pro|hmmt|usamo")
 _HARD_ACCURACY = 0.02
 _OF = re.compile(r"(?<![\d.])(\d{1,9}) ?(?:of|/|out of) ?(\d{1,9})(?![\d.])")
 #: Numbers between 0 and 1 that are no accuracy.
-_SAMPLING = re.compile(r"(?i)\b(?:temp(?:erature)?|top[_-]?[pk]|min[_-]?p|std(?:err|ev)?|±|\+/-)\s*[=: ]?\s*\d*\.?\d+")
+_SAMPLING = re.compile(
+    r"(?i)\b(?:temp(?:erature)?|top[_-]?[pk]|min[_-]?p|repetition|std(?:err|ev)?|±|\+/-)\s*[=: ]?\s*\d*\.?\d+"
+)
 _GAIN = re.compile(r"(?i)speed-?up (?:of )?(\d+(?:\.\d+)?) ?x|(\d+(?:\.\d+)?) ?x (?:speed-?up|faster)|\bfaster\b")
+_FLAG = re.compile(r"--[a-z][\w-]+")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 _SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")
 
@@ -57,10 +65,13 @@ def _slower(match: re.Match[str], text: str) -> bool:
 
 def _worse_than(text: str) -> bool:
     """Whether the last number before "vs", "baseline" and the like is far worse than the first behind it."""
-    told = _VERSUS.search(text)
+    text = _FLAG_BETWEEN.sub("", text)
+    told, rates = _VERSUS.search(text), _RATE.findall(text)
     if told is None:
         return False
     ours, theirs = float(told["ours"]), float(told["theirs"])
+    if len(rates) == 1 and _RATE.search(text, 0, told.start("theirs")):
+        return float(rates[0]) < SLOW * theirs
     if _ACCEPTING.search(text):
         return ours < SLOW * theirs
     return bool(_TIME.search(text)) and SLOW * ours > theirs
@@ -89,6 +100,12 @@ def _below_reference(match: re.Match[str], text: str) -> bool:
     return len(found) > 1 and found[0] < INACCURATE * found[-1]
 
 
+def _far_below(match: re.Match[str], text: str) -> bool:
+    """Whether a score is far below its reference, both from 0 to 1 or both from 0 to 100."""
+    value, reference = float(match["value"]), float(match["reference"])
+    return value < INACCURATE * reference and (reference <= 1) == (value <= 1) and reference <= 100
+
+
 def _beyond(match: re.Match[str], text: str) -> bool:
     """Whether a value is above the limit that the line names, or far above its reference."""
     limit = match.groupdict().get("limit")
@@ -112,7 +129,9 @@ CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
     "expected_missing": lambda match, text: match["wanted_text"] not in match["answer"],
     "not_all": _not_all,
     "below_reference": _below_reference,
+    "far_below": _far_below,
     "beyond": _beyond,
     "nothing_right": lambda match, text: float(match["value"]) < 0.05,
     "several": lambda match, text: int(match["unique"]) > 1,
+    "two_flags": lambda match, text: len(set(_FLAG.findall(text))) > 1,
 }

@@ -39,7 +39,7 @@ _BARE = re.compile(
 _ARROW = re.compile(r""" [-=]> ?(['"])(?P<answer>.*)\1(?P<rest>[^'"]*(?:\(.*)?)$""")
 _KEYED = re.compile(
     r"""(?i)(?:\b(?:answer|out|output|response|completion|reply|got|content|generated|generated[_ ]text"""
-    r"""|response text)|(?:^|\s)A|答|回答|输出)(?:: ?|=| )(['"])"""
+    r"""|response text|tokens? \d{1,6} ?(?:-|–|to|\.\.) ?\d{1,6})|(?:^|\s)A|答|回答|输出)(?:: ?|=| )(['"])"""
     r"""(?P<answer>(?:[^'"\\]|\\.|(?!\1)['"]|(?<=\w)'(?=\w))*+)\1(?P<rest>.*)$"""
 )
 _PROMPT = re.compile(
@@ -59,7 +59,8 @@ HINTS = re.compile(
     r""""answer": ?"|"output": ?"|"generated_text": ?"|output_ids|token_ids|tokens['"]?(?:=|: ?)\[|logprobs"""
     r"""|\ba: ['"]|答: ?['"]|回答: ?['"]|输出: ?['"]|\bgot ['"]"""
     r"""|(?:answer|output|response|completion|reply|content|generated|text)(?:: ?|=| )['"]"""
-    r"""|\bout=['"]|(?:output|answer|response|completion|reply|generated|text|model|assistant) ?: """
+    r"""|\bout=['"]|tokens? \d{1,6} ?(?:-|–|to|\.\.) ?\d{1,6}: ['"]"""
+    r"""|(?:output|answer|response|completion|reply|generated|text|model|assistant) ?: """
 )
 
 

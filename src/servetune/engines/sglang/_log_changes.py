@@ -43,6 +43,13 @@ _WAS_SET = re.compile(
     rf"(?: be the same as the [\w ]+\[| be)? ?{_TARGET}"
 )
 _FALLS_BACK = re.compile(rf"(?:^|[.;,] |\band ){_OBJECT} (?:falls|fell|reverts|drops) back to {_TARGET}")
+#: A value in quotes, of what the sentence speaks of: "supports only … backends. Overriding 'triton'."
+_VALUE = re.compile(
+    r"\b(?i:overrid(?:e|es|ing)|replac(?:e|es|ing)|ignor(?:e|es|ing)|reject(?:s|ing)?|discard(?:s|ing)?)"
+    r" (?:the )?(?:given |specified |requested )?(?:value )?(['\"`])(?P<value>[\w.-]{3,40})\1"
+    rf"(?: (?:with|by) {_TARGET}[`'\"]?)?(?=\s*(?:$|[.,;:!(]|\b(?:because|since|as|for|here)\b))"
+)
+_NOUN = re.compile(r"(?i)\b(moe|attention|backend|runner|kernel|dispatcher|dtype|mode)s?\b")
 _INSTEAD = re.compile(
     r"(?i)\b(?:fall(?:s|ing)?[ -]?back to|fallback to|switch(?:es|ing)? to|will use|using|use) "
     rf"(?:the |default )?{_TARGET}"
@@ -76,6 +83,9 @@ def changes_of(text: str) -> Iterator[Change]:
         return
     for match in (*_SET.finditer(text), *_WAS_SET.finditer(text), *_FALLS_BACK.finditer(text)):
         yield Change(match["object"], match["target"], match["target"].lower() in _FALSE)
+    for match in _VALUE.finditer(text):
+        nouns = dict.fromkeys(noun.lower() for noun in _NOUN.findall(text[: match.start()]))
+        yield Change(" ".join([match["value"], *nouns]), match["target"] or "", True)
     instead = _INSTEAD.search(text)
     for pattern in (_OFF, _WAS_OFF):
         for match in pattern.finditer(text):

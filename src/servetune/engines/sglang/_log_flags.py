@@ -28,6 +28,8 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"piecewise", "enable-piecewise-cuda-graph"),
     (r"layers/attention/(?:linear|fla|mamba)/", "linear-attn-backend"),
     (r"layers/attention/mamba/", "mamba-backend"),
+    (r"layers/attention/\w*dsa\w*\.py:\w*(?:decode|fa3|flashmla|trtllm|tilelang)", "dsa-decode-backend"),
+    (r"layers/attention/\w*dsa|/dsa/", "dsa-prefill-backend"),
     (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-decode-backend"),
     (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-prefill-backend"),
     (r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla", "attention-backend"),
@@ -44,6 +46,9 @@ TEXT_FLAGS: tuple[tuple[str, str], ...] = (
     (r"fp8_(?:scaled_|blockwise_)?(?:mm|gemm)|(?:mm|gemm)_fp8|fp8_gemm", "fp8-gemm-backend"),
     (r"(?i)fp[48] KV cache|kv.cache.{0,20}(?:dtype|fp8|fp4)", "kv-cache-dtype"),
     (r"type fp8e\d", "kv-cache-dtype"),
+    (r"(?i)\b(?:flash|attention|mla|mha|kv)\w*\b.{0,60}\b(?:fp16|bf16|fp8|data ?types?|dtypes?)\b", "kv-cache-dtype"),
+    (r"(?i)\bflash ?(?:attention|mla)\b.{0,60}\b(?:data ?types?|dtypes?)\b", "attention-backend"),
+    (r"(?i)\bnumber of nodes\b", "nnodes"),
     (r"flashinfer[_-]python", "attention-backend"),
     (r"(?i)\b(?:mha|mla|flash ?attention|attention)\b.{0,20}backend", "attention-backend"),
     (
@@ -159,6 +164,8 @@ PATHS = (
 )
 
 
+#: Frames of the libraries that attention backends call.
+_ATTENTION_LIBRARY = re.compile(r"(?:sgl_kernel/)?flash_(?:attn|mla)")
 #: A switch with a shorter name than this stands in paths by chance.
 LEAST_NAME = 5
 #: Values that turn a choice of kernels, graphs or backends off.
@@ -295,7 +302,10 @@ def _last_code(stack: str) -> str:
 
 
 def _by_frames(stack: str, flags: LaunchFlags) -> list[str]:
+    own = "layers/attention/" in stack
     for frame in reversed(stack.split("\n")):
+        if own and _ATTENTION_LIBRARY.match(frame):
+            continue  # the backend that calls it says more
         found = [flag for pattern, flag in FRAME_FLAGS if re.search(pattern, frame) and _plausible(flag, flags)]
         found += [flag for flag in flags.switches() if _is_path_of(flag, frame)]
         if found:

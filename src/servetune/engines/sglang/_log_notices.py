@@ -285,6 +285,8 @@ TELLING = (
     b"frozen",
     b"dead",
     b"health",
+    *b"deadline reachable permitted numa reference unchanged".split(),
+    *(b"giving up", b" fault", b"invalid argument", b"in flight"),
     b"samples",
     b"accept",
     b"smoke",

@@ -29,6 +29,10 @@ _EXCEPTION_NAME = re.compile(
 )
 _LEVELS = frozenset(("INFO", "WARNING", "ERROR", "DEBUG", "CRITICAL", "WARN", "Note", "usage"))
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+#: A message that ends so quotes the traceback of another process, which follows it.
+_QUOTES = re.compile(
+    r"(?:in a (?:sub|child |worker )?process|[Rr]emote traceback|[Oo]riginal traceback) ?:\s*\Z|\n\"\"\"\s*\Z"
+)
 _ADVICE = (
     "Possible solutions:",
     "CUDA kernel errors might be asynchronously",
@@ -76,6 +80,13 @@ class Raised:
         return "\n".join(kept)
 
     @property
+    def quotes(self) -> bool:
+        """Whether the message only says that the traceback which follows comes from another process."""
+        if not self.lines or not self.lines[-1][1].endswith((":", '"""')):
+            return False
+        return bool(_QUOTES.search("\n".join(text for _, text in self.lines)))
+
+    @property
     def stack(self) -> str:
         """Frames from outermost to innermost, one a line: `sglang/srt/…/file.py:function> code`."""
         return "\n".join(self.frames)
@@ -119,8 +130,9 @@ class Trace:
 
     @property
     def raised(self) -> list[Raised]:
-        """The chain without exceptions whose message never came."""
-        return [one for one in self.chain if one.lines]
+        """The chain without exceptions whose message never came, and without those that only quote another one."""
+        told = [one for one in self.chain if one.lines]
+        return [one for one in told[:-1] if not one.quotes] + told[-1:]
 
     @property
     def in_main(self) -> bool:
@@ -268,7 +280,8 @@ class _Follower:
 
     def continues(self, line: Line, place: int) -> bool:
         """Whether the head of a traceback in `line` is the next exception of this chain."""
-        if line.stamped or not self._chained:
+        quoted = self._trace.complete and self._trace.chain[-1].quotes
+        if line.stamped or not (self._chained or quoted):
             return False
         self._next_exception()
         self._last_place = place

@@ -123,17 +123,24 @@ def shrink_graphs(draft: Draft, why: str = "graphs of large batches take most of
 
 def shrink_prefill_graphs(draft: Draft) -> None:
     progress = draft.run.progress.capture_progress
-    largest = draft.current("piecewise-cuda-graph-max-tokens") or (progress[1] if progress else None)
+    flag = "cuda-graph-max-bs-prefill" if _has_prefill_limit(draft) else "piecewise-cuda-graph-max-tokens"
+    largest = draft.current(flag) or (progress[1] if progress else None)
     if largest and largest > 256:
         value = max(256, 2 ** (int(largest).bit_length() - 2))
-        draft.add("piecewise-cuda-graph-max-tokens", value, f"prefill graphs of up to {largest:g} tokens do not fit")
+        draft.add(flag, value, f"prefill graphs of up to {largest:g} tokens do not fit")
     no_prefill_graph(draft)
+
+
+def _has_prefill_limit(draft: Draft) -> bool:
+    """Whether this version names the prefill graphs by backend and batch (0.5.14 and later)."""
+    named = {"cuda-graph-max-bs-prefill", "cuda-graph-backend-prefill", "cuda-graph-max-bs-decode"}
+    return bool(named & {*draft.flags.asked, *draft.flags.effective}) or "--cuda-graph-max-bs-prefill" in draft.text
 
 
 def no_prefill_graph(draft: Draft) -> None:
     if draft.flags.on("enable-piecewise-cuda-graph"):
         draft.add("enable-piecewise-cuda-graph", None, "leave out the piecewise CUDA graph")
-    elif draft.flags.on("cuda-graph-backend-prefill"):
+    elif draft.flags.on("cuda-graph-backend-prefill") or _has_prefill_limit(draft):
         draft.add("cuda-graph-backend-prefill", "disabled", "switch the prefill graph off")
     else:
         draft.add("disable-piecewise-cuda-graph", True, "the prefill graph is on by default in this version")

@@ -13,7 +13,7 @@ _FLAG_ADVICE = re.compile(
     r"(?i)\b(?<!cannot )(?<!not )(?<!n't )(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
     r"[`'\"]*--([a-z][a-z0-9-]+)(?:[ =](?:to )?"
     r"(?!(?:or|and|to|with|for|if|instead|when|during|so|as|in|on|at|is|are|which|together|an?|the|enable|use|specify)\b)"
-    r"(-?\w+(?:[.-]\w+)*))?"
+    r"(-?\w+(?:[.-]\w+)*)|[`'\"]* to ['\"]([\w.]+)['\"])?"
 )
 #: A variable to be set, unless it only makes the next failure tell more.
 _ENV_ADVICE = re.compile(
@@ -56,10 +56,18 @@ BACKENDS = (
 )
 #: "baseline without --enable-dp-attention"; words without the dashes are too free to be believed.
 _WITHOUT = re.compile(r"(?i)\bwithout --([a-z][a-z0-9-]+)")
+#: "reference with --cuda-graph-max-bs 64: 16.3 ms"
+_WITH = re.compile(
+    r"(?i)\b(?:reference|baseline|expected|compared|previous|same)\b[^\d\n]{0,40}?"
+    r"\bwith --([a-z][a-z0-9-]+)[ =]([\w.]+)"
+)
 #: "too large tensor parallel size"
 _TOO_LARGE = re.compile(r"(?i)\btoo (?:large|big|high|many) ([a-z]+(?:[ _-][a-z]+){0,4})")
 #: "a_size must be divisible by b_size"
-_DIVIDES = re.compile(r"\b([a-z]\w*_size)\b[^.\n]{0,16} must be (?:divisible by|a multiple of) ([a-z]\w*_size)\b")
+_DIVIDES = re.compile(
+    r"\b([a-z]\w*_size)\b[^.\n]{0,16} (?:must|should|has to) be (?:evenly )?(?:divisible by|a multiple of) (?:the )?"
+    r"([a-z]\w*_size|number of nodes|nnodes)\b"
+)
 
 
 #: "does not support tensor parallelism > 1"
@@ -84,10 +92,10 @@ def wanted(text: str) -> set[str]:
 
 def advised(draft: Draft) -> None:
     """What the message itself proposes, when it is not about the memory fraction below an unrelated error."""
-    for name, value in _FLAG_ADVICE.findall(draft.text):
+    for name, value, quoted in _FLAG_ADVICE.findall(draft.text):
         if name.startswith("mem-fraction") or name == "disable-cuda-graph":
             continue
-        draft.add(flag_name(name), typed(value) if value else True, _PROPOSED)
+        draft.add(flag_name(name), typed(quoted or value) or True, _PROPOSED)
     for name, value in _ENV_ADVICE.findall(draft.text):
         draft.add(f"env.{name}", value.rstrip("."), _PROPOSED)
     raised(draft)
@@ -115,18 +123,33 @@ def _relations(draft: Draft) -> None:
         if flag and now is not None and now >= 2:
             draft.add(flag, int(now) // 2, "the message calls it too large")
     for whole, part in _DIVIDES.findall(draft.text):
-        size, now = draft.current(flag_name(whole)), draft.current(flag_name(part))
+        flag = "nnodes" if "nodes" in part else flag_name(part)
+        size, now = draft.current(flag_name(whole)), draft.current(flag)
         if size and now and size % now:
             fitting = max(one for one in range(1, int(now)) if size % one == 0)
-            draft.add(flag_name(part), fitting, f"{size:g} divides by it")
+            draft.add(flag, fitting, f"{size:g} divides by it")
 
 
 def named_without(draft: Draft) -> None:
-    """A switch or a choice that a line compares with: "baseline without --enable-dp-attention"."""
-    for name in _WITHOUT.findall(draft.text):
+    """A switch or a choice that a line compares with: "baseline without --enable-dp-attention".
+
+    The comparison may stand on a later line about the same.
+    """
+    text = "\n".join([draft.text, *_about_the_same(draft)])
+    for name in _WITHOUT.findall(text):
         flag = flag_name(name)
-        if draft.flags.on(flag) or (not draft.flags.known and "--" + name in draft.text):
+        if draft.flags.on(flag) or (not draft.flags.known and "--" + name in text):
             draft.add(flag, None, f"without {flag} it was better")
+    for name, value in _WITH.findall(text):
+        flag = flag_name(name)
+        if str(draft.flags.value(flag)) != value:
+            draft.add(flag, typed(value.rstrip(".")), f"with {flag} {value} it was better")
+
+
+def _about_the_same(draft: Draft) -> list[str]:
+    """Further lines that say that answers are wrong or that the server is slow."""
+    slugs = ("wrong_output", "perf_regression")
+    return [event.text for event in draft.run.events if event.entry.owner.slug in slugs]
 
 
 def _allowed(draft: Draft) -> None:

@@ -42,6 +42,9 @@ def replaced(change: Change, flags: LaunchFlags) -> list[str]:
     flags = flags if flags.asked else _limits(flags)
     asked = [flag for flag, value in flags.asked.items() if is_set(value) and _is_named(flag, change, flags)]
     others = [flag for flag in asked if not flag.startswith(("enable-", "disable-")) and _is_other(flag, change, flags)]
+    changed = [flag for flag in others if flags.effective.get(flag, flags.asked[flag]) != flags.asked[flag]]
+    if len(others) > 1 and change.off and changed:
+        others = changed  # one value, several options that have it: the arguments show which was changed
     return [*(switches if change.off else ()), *others]
 
 
