@@ -13,7 +13,7 @@ RANKS = ("TP0", "TP1")
 SITE = "/usr/local/lib/python3.12/dist-packages"
 COMMAND = (
     "$ python -m sglang.launch_server --model-path /models/moe --tp 8 --enable-torch-compile --cuda-graph-max-bs 64"
-    " --enable-mixed-chunk"
+    " --enable-mixed-chunk --dllm-algorithm LowConfidence --enable-lora --enable-ep-moe"
 )
 FLAGS = {
     "tp_size": 8,
@@ -902,6 +902,7 @@ LINES = (
 #: Place, lines of a server that is well.
 WELL = (
     ("ready", ("[eval] gsm8k 94.3 (reference 94.1)",)),
+    ("ready", ("[eval] pass@1 37.1, reference run with 64 samples: 37.9",)),
     ("ready", ("[eval] aime26 30 problems x 8: 94.6 reference 95.3",)),
     ("ready", ("[eval] mmlu latency 71.3 ms (reference 94.1 ms)",)),
     ("ready", ("[bench] gsm8k 1200 questions in 45.2 s, reference 88.1 s",)),
