@@ -31,18 +31,36 @@ KINDS = {
     "exports": "export format",
 }
 
+#: Choices that servetune makes by itself, by folder, and why no study file may: how the refusal goes on.
+INTERNAL = {
+    "nodes": {
+        "virtual": "is what `servetune simulate` uses inside: its servers exist in no process, so that nothing can be "
+        "asked of them; write `node: {name: simulated, scenario: …}`, or run `servetune simulate SCENARIO`",
+    },
+}
+
 
 def names(folder: str) -> tuple[str, ...]:
-    """Every choice in `folder`, sorted."""
+    """Every choice in `folder` that a study file may name, sorted."""
+    return tuple(sorted(_all(folder) - set(INTERNAL.get(folder, {}))))
+
+
+def _all(folder: str) -> set[str]:
     package = importlib.resources.files(f"servetune.{folder}")
-    found = {entry.name.removesuffix(".py") for entry in package.iterdir() if _is_choice(entry.name, entry.is_dir())}
-    return tuple(sorted(found))
+    return {entry.name.removesuffix(".py") for entry in package.iterdir() if _is_choice(entry.name, entry.is_dir())}
+
+
+def for_study_file(folder: str, name: str) -> ModuleType:
+    """As `load`. Raises SpecError for an internal choice, too."""
+    if why := INTERNAL.get(folder, {}).get(name):
+        raise SpecError(f"the {KINDS[folder]} {name!r} {why}")
+    return load(folder, name)
 
 
 def load(folder: str, name: str) -> ModuleType:
     """Import the choice. Raises SpecError, naming the nearest choice, when there is none of that name."""
     known = names(folder)
-    if name not in known:
+    if name not in _all(folder):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SpecError(f"unknown {KINDS[folder]} {name!r}; allowed: {', '.join(known)}{hint}")

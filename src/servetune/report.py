@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from servetune.core.answers import Agreement, AnswerRecord
 from servetune.core.knowledge import Clause, LearnedConstraint, Lesson, Scope
 from servetune.core.space import Frozen
-from servetune.core.study import StoredStudy
+from servetune.core.study import StoredStudy, StudySpec
 from servetune.core.trial import TrialRecord, TrialState
 from servetune.search.learning import implies
 from servetune.tuner.confirm import Lead, baselines, failed_again, lead, passed_by_chance, winner
+from servetune.tuner.doubts import confirmations, not_valid, of_the_verdict, warnings
 from servetune.tuner.effects import is_the_baseline, no_difference, not_in_effect
 from servetune.tuner.front import FrontPoint, front
 from servetune.tuner.knowledge import LAYER
+
+#: So many trials of the ranking have their measurements' warnings told.
+BEST = 5
 
 SIMULATED = "SIMULATED: every number below was invented by a model of a node, none was measured on hardware"
 
@@ -23,12 +27,14 @@ class Ranked(Frozen):
     """One line of the ranking. `levels`: concurrency → what is maximised; `gains`: the same over the baseline, − 1.
 
     `not_valid`: levels whose numbers the honesty checks doubt; a simulated node's are kept all the same.
+    `confirmation_not_valid`: those of its confirmation's launches.
     """
 
     trial: int
     value: float
     levels: dict[int, float]
     not_valid: tuple[int, ...]
+    confirmation_not_valid: tuple[int, ...] = ()
     gains: dict[int, float]
     sets: str
     lead: Lead | None = None
@@ -115,7 +121,7 @@ def build(
         rejected=_rejections(records),
         learned=learned_here(stored.name, records, learned),
         node_s=ledger,
-        warnings=_warnings(records, ordered[:5]),
+        warnings=_warnings(records, ordered, stored.spec),
     )
 
 
@@ -135,6 +141,7 @@ def _ranked(stored: StoredStudy, record: TrialRecord, base: TrialRecord | None) 
         value=record.value or 0.0,
         levels=levels,
         not_valid=tuple(m.concurrency for m in record.measurements if not m.valid),
+        confirmation_not_valid=not_valid(confirmations(record, stored.spec)),
         gains={level: value / base_levels[level] - 1 for level, value in levels.items() if base_levels.get(level)},
         sets=sets(stored, record),
         lead=None if own else lead(record, base, stored.spec),
@@ -188,7 +195,14 @@ def _launches(found: Lead) -> str:
 def verdict(
     stored: StoredStudy, records: Sequence[TrialRecord], best: TrialRecord | None, base: TrialRecord | None
 ) -> str:
-    """One sentence: who won, by how much, and how sure that is."""
+    """One sentence: who won, by how much, how sure that is, and what the honesty checks doubt of it."""
+    doubts = "" if best is None else of_the_verdict(records, best, base, stored.spec)
+    return f"{_who_won(stored, records, best, base)}{doubts}"
+
+
+def _who_won(
+    stored: StoredStudy, records: Sequence[TrialRecord], best: TrialRecord | None, base: TrialRecord | None
+) -> str:
     if best is None and not any(run.finished_at for record in records for run in record.runs):
         return "nothing has been measured to the end yet"
     if best is None:
@@ -324,12 +338,11 @@ def _concerns(one: LearnedConstraint, study: str, turned_down: Mapping[str, int]
     )
 
 
-def _warnings(records: Sequence[TrialRecord], best: Sequence[TrialRecord]) -> tuple[str, ...]:
-    warnings = []
+def _warnings(records: Sequence[TrialRecord], ordered: Sequence[TrialRecord], spec: StudySpec) -> tuple[str, ...]:
+    """Of the best trials and of all that were confirmed."""
+    told = []
     versions = {run.facts.engine_version for record in records for run in record.runs if run.facts.engine_version}
     if len(versions) > 1:
-        warnings.append(f"measured with different engine versions ({', '.join(sorted(versions))}): not comparable")
-    for record in best:
-        for measurement in record.measurements:
-            warnings += [f"trial {record.number}, {text}" for text in measurement.warnings]
-    return tuple(warnings)
+        told.append(f"measured with different engine versions ({', '.join(sorted(versions))}): not comparable")
+    shown = [record for place, record in enumerate(ordered) if place < BEST or confirmations(record, spec)]
+    return (*told, *(one.said() for one in warnings(shown, spec)))

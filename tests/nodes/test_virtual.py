@@ -225,8 +225,11 @@ def test_facts_and_identity():
     assert node.environment() == {}
 
 
-def test_it_is_a_choice_of_a_study_file(tmp_path):
-    assert "virtual" in plugins.names("nodes")
+def test_it_is_servetunes_own_choice(tmp_path):
+    assert "virtual" not in plugins.names("nodes")
+    assert plugins.load("nodes", "virtual") is virtual
+    with pytest.raises(SpecError, match="the node 'virtual' is what `servetune simulate` uses inside"):
+        plugins.for_study_file("nodes", "virtual")
     assert "scenario" in plugins.names("benchmarks")
     with pytest.raises(SpecError, match="no scenario 'nowhere'"):
         virtual.create(virtual.Settings(scenario="nowhere"), tmp_path)

@@ -14,6 +14,7 @@ from servetune.benchmarks._metrics import Events, Requests, TimeMap, throughput,
 from servetune.benchmarks._observer import Reading
 from servetune.benchmarks._records import Outcome, Records
 from servetune.core.benchmark import Percentiles
+from servetune.core.quantities import latency
 
 FAILED_AT_MOST = 0.01
 CONCURRENCY_AT_LEAST = 0.9
@@ -141,8 +142,8 @@ def of_client(effort: Effort, mean_answer_s: float | None) -> Iterable[Finding]:
         )
     if mean_answer_s is not None and effort.mean_lag_s > LATE_AT_MOST * mean_answer_s:
         yield Finding(
-            f"the client's event loop was {effort.mean_lag_s * 1e3:.3g} ms late on average (at worst "
-            f"{effort.worst_lag_s * 1e3:.3g} ms) while an answer took {mean_answer_s * 1e3:.3g} ms: that is "
+            f"the client's event loop was {latency(effort.mean_lag_s)} late on average (at worst "
+            f"{latency(effort.worst_lag_s)}) while an answer took {latency(mean_answer_s)}: that is "
             f"{effort.mean_lag_s / mean_answer_s:.1%}, and {LATE_AT_MOST:.0%} is the most",
             fatal=True,
         )

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from servetune.core.benchmark import GoOn, Level, Measurement, Percentiles, Progress
 from servetune.core.clock import Clock
+from servetune.core.errors import NodeUnusableError
 from servetune.core.space import Frozen
 from servetune.simulation.launch import Launch, planned
 from servetune.simulation.model import LevelOutcome
@@ -78,6 +79,10 @@ class LoadGenerator:
     ) -> Measurement | None:
         try:
             launch = self._launch_of(base_url, headers)
+        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL) as error:
+            raise NodeUnusableError(
+                f"{base_url!r} is no address of a server: {type(error).__name__}: {error}"
+            ) from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             return _failed(
                 level, f"{base_url}/server_info is not a simulated server's: {type(error).__name__}: {error}"

@@ -13,6 +13,13 @@ from servetune.core.study import StoredStudy, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
 from servetune.report import SIMULATED, sets, verdict
 from servetune.tuner.confirm import baselines, compared, valued
+from servetune.tuner.doubts import MARK, NOT_VALID, not_valid, warnings
+
+#: In the place of a latency of zero.
+UNMEASURABLE = "–"
+NOT_MEASURABLE = "not measurable: the tokens of most answers reached the client all at once"
+#: So many warnings stand in a header.
+WARNINGS_SHOWN = 8
 
 
 def provenance(
@@ -57,7 +64,7 @@ def _searched(record: TrialRecord) -> list[RunRecord]:
 
 
 def _table(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> list[str]:
-    """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians.
+    """Fixed-width lines: concurrency, output tokens/s, baseline, gain, TTFT and TPOT medians; what to doubt of them.
 
     Of a confirmed trial: means over the launches that its verdict counts, which are the fresh ones and the baseline's
     in the same turns.
@@ -71,15 +78,33 @@ def _table(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -
         lines.append(f"means over {_launches(ours)}, of the baseline over {_launches(theirs)}")
     told, base = _by_level(ours), _by_level(theirs)
     lines.append("concurrency  output tokens/s      baseline     gain  TTFT p50 ms  TPOT p50 ms")
-    for level, measured in told.items():
-        rate, other = _rate(measured), _rate(base.get(level, []))
-        gain = "" if other is None or rate is None else f"{100 * (rate / other - 1):+.1f} %"
-        shown = ["" if number is None else f"{number:.1f}" for number in (rate, other)]
-        ttft, tpot = _median_ms([m.ttft_s for m in measured]), _median_ms([m.tpot_s for m in measured])
-        lines.append(
-            f"{level:>11}  {shown[0]:>15}  {shown[1]:>12}  {gain:>7}  "
-            f"{'' if ttft is None else f'{ttft:.0f}':>11}  {'' if tpot is None else f'{tpot:.1f}':>11}"
-        )
+    lines += [_row(level, measured, base.get(level, [])) for level, measured in told.items()]
+    if any(UNMEASURABLE in line for line in lines):
+        lines.append(f"{UNMEASURABLE}: {NOT_MEASURABLE}")
+    shown = [record] if baseline is None or record is baseline else [record, baseline]
+    return lines + _doubts(shown, [*ours, *theirs], spec)
+
+
+def _row(level: int, measured: Sequence[Measurement], others: Sequence[Measurement]) -> str:
+    rate, other = _rate(measured), _rate(others)
+    gain = "" if other is None or rate is None else f"{100 * (rate / other - 1):+.1f} %"
+    rates = [_marked(rate, measured), _marked(other, others)]
+    ttft, tpot = _median_ms([m.ttft_s for m in measured], 0), _median_ms([m.tpot_s for m in measured], 1)
+    return f"{level:>11}  {rates[0]:>15}  {rates[1]:>12}  {gain:>7}  {ttft:>11}  {tpot:>11}"
+
+
+def _marked(rate: float | None, measured: Sequence[Measurement]) -> str:
+    return "" if rate is None else f"{rate:.1f}" + ("" if all(m.valid for m in measured) else MARK)
+
+
+def _doubts(shown: Sequence[TrialRecord], runs: Sequence[RunRecord], spec: StudySpec) -> list[str]:
+    """What the mark means, and the warnings of the measurements that the table is made of."""
+    attempts = {record.number: {r.attempt for r in record.runs if r in runs} for record in shown}
+    told = [one.said() for one in warnings(shown, spec) if one.attempt in attempts[one.trial]]
+    lines = [NOT_VALID] if not_valid(runs) else []
+    lines += [f"warning: {text}" for text in told[:WARNINGS_SHOWN]]
+    if len(told) > WARNINGS_SHOWN:
+        lines.append(f"… and {len(told) - WARNINGS_SHOWN} more warnings: `servetune report {spec.study} --json`")
     return lines
 
 
@@ -102,6 +127,9 @@ def _rate(measured: Sequence[Measurement]) -> float | None:
     return geometric_mean(rates) if rates and min(rates) > 0 else None
 
 
-def _median_ms(percentiles: Sequence[Percentiles | None]) -> float | None:
+def _median_ms(percentiles: Sequence[Percentiles | None], digits: int) -> str:
+    """Mean of the medians in ms; a median of zero says that the client could not measure it."""
     known = [1000 * p.p50 for p in percentiles if p is not None]
-    return fmean(known) if known else None
+    if not known:
+        return ""
+    return f"{fmean(known):.{digits}f}" if min(known) > 0 else UNMEASURABLE

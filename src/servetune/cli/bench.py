@@ -24,6 +24,7 @@ from servetune.cli._options import console
 from servetune.core.benchmark import Level, LoadGenerator, Measurement, Percentiles, Progress, Workload
 from servetune.core.clock import WallClock
 from servetune.core.errors import NodeUnreachableError, UsageError
+from servetune.core.quantities import latency
 
 EXAMPLE = """
 \b
@@ -319,7 +320,8 @@ def _pair(percentiles: Percentiles | None) -> str:
 
 
 def _seconds(value_s: float) -> str:
-    return f"{value_s * 1e3:.3g} ms" if value_s < 1 else f"{value_s:.3g} s"
+    """A latency of zero is none: the tokens of most answers reached the client all at once."""
+    return latency(value_s) if value_s > 0 else "not measurable"
 
 
 def _columns(measured: Sequence[Measurement]) -> tuple[Column, ...]:

@@ -13,6 +13,7 @@ from rich.text import Text
 from servetune.cli._options import console, json_option, open_store, storage_option
 from servetune.console import duration, tokens_per_s
 from servetune.report import SIMULATED, Ranked, Report, build
+from servetune.tuner.doubts import MARK, NOT_VALID
 from servetune.tuner.effects import NO_DIFFERENCE
 
 EXAMPLE = """
@@ -24,12 +25,6 @@ Example:
 
 #: Warnings that a person is shown; of the best configurations first.
 WARNINGS_SHOWN = 8
-
-#: Under a ranking with numbers that only a simulated node may keep.
-NOT_VALID = (
-    "?: the honesty checks doubt it (see the warnings); kept because it is simulated: the node's clock is compressed, "
-    "which magnifies the load generator's own delays"
-)
 
 #: The place in one server's log, which differs between servers that say the same.
 _LINE = re.compile(r"^line \d+: ")
@@ -58,7 +53,7 @@ def show(report: Report, shown: Console) -> None:
     _unknown_first(report, shown)
     if report.ranking:
         shown.print(_ranking(report))
-    if any(ranked.not_valid for ranked in report.ranking):
+    if any(ranked.not_valid or ranked.confirmation_not_valid for ranked in report.ranking):
         shown.print(NOT_VALID, markup=False, soft_wrap=True)
     _front(report, shown)
     for ranked in report.ranking:
@@ -146,7 +141,7 @@ def _notices(report: Report, shown: Console) -> None:
 
 
 def _cell(ranked: Ranked, level: int) -> str:
-    value = tokens_per_s(ranked.levels.get(level)) + ("?" if level in ranked.not_valid else "")
+    value = tokens_per_s(ranked.levels.get(level)) + (MARK if level in ranked.not_valid else "")
     gain = ranked.gains.get(level)
     return value if gain is None or gain == 0 else f"{value} ({100 * gain:+.0f} %)"
 

@@ -1,4 +1,7 @@
-"""A simulated node in virtual time: no process, no sleeping. Days of node time cost seconds."""
+"""A simulated node in virtual time: no process, no sleeping. Days of node time cost seconds.
+
+For `servetune simulate` alone: no study file may name it, because nothing can be asked of its servers over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class Settings(Frozen):
-    """Keys of a study file's `node:` beside `name: virtual`."""
+    """Of a study in virtual time."""
 
     scenario: str  # name of a shipped scenario, or a file
     seed: int = 0  # of noise and of failures that are not certain

@@ -144,7 +144,7 @@ def _named(node: Node, folder: str, default: str, problems: Problems) -> NamedCh
 
 def _plugin(folder: str, name: str, node: Node, problems: Problems) -> object:
     try:
-        return plugins.load(folder, name)
+        return plugins.for_study_file(folder, name)
     except SpecError as error:
         problems.add(node.place, node.path, str(error))
         return None

@@ -9,12 +9,15 @@ from typing import Any, Protocol
 import httpx
 
 from servetune.core.engine import ProbeResult
+from servetune.core.errors import NodeUnusableError
 from servetune.core.node import ServerProcess
 
 PROBE_TOKENS = 32
 #: An answer in which one token fills more than this share is taken for nonsense.
 MOST_COMMON_SHARE = 0.9
 TIMEOUT_S = httpx.Timeout(connect=5.0, read=120.0, write=5.0, pool=5.0)
+#: Errors of the request that we made, whatever a server would have answered.
+OUR_OWN = (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL)
 INFO_TIMEOUT_S = httpx.Timeout(10.0)
 #: Token ids that every vocabulary has; a fixed, unremarkable sequence.
 PROMPT_IDS = tuple(range(100, 164, 4))
@@ -29,7 +32,10 @@ class Probe(Protocol):
 
 
 def probe_http(process: ServerProcess, headers: Mapping[str, str], random_weights: bool) -> ProbeResult:
-    """Ask for 32 greedy tokens, unstreamed, and require as many tokens that are not one token repeated."""
+    """Ask for 32 greedy tokens, unstreamed, and require as many tokens that are not one token repeated.
+
+    Raises NodeUnusableError where the request itself cannot be made, which says nothing about the server.
+    """
     body = {
         "input_ids": list(PROMPT_IDS),
         "sampling_params": {"temperature": 0, "max_new_tokens": PROBE_TOKENS, "ignore_eos": True},
@@ -37,6 +43,10 @@ def probe_http(process: ServerProcess, headers: Mapping[str, str], random_weight
     try:
         with process.endpoint() as url:
             answer = httpx.post(f"{url}/generate", json=body, headers=dict(headers), timeout=TIMEOUT_S)
+    except OUR_OWN as error:
+        what = f"{type(error).__name__}: {error}"
+        text = f"the probe cannot ask {url!r}, the address that the node gives for its server, anything: {what}"
+        raise NodeUnusableError(text) from error
     except httpx.HTTPError as error:
         return ProbeResult(ok=False, message=f"the probe got no answer: {type(error).__name__}: {error}")
     if answer.status_code != 200:
