@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from servetune.core.failure import Phase
-from servetune.engines.sglang import _log_notices
 from servetune.engines.sglang._log_args import differences, parse_command, parse_server_args
 from servetune.engines.sglang._log_floods import Floods, Kind
 from servetune.engines.sglang._log_lines import HEAD_BYTES, TAIL_BYTES, LineCleaner, LineSplitter
 from servetune.engines.sglang._log_run import Run
+from servetune.engines.sglang._log_telling import is_dull
 from servetune.engines.sglang.logs import SglangLogReader
 
 ROOT = Path(__file__).parents[3]
@@ -198,7 +198,7 @@ def test_every_pattern_needs_a_telling_word() -> None:
         "NVRM: Xid (PCI:0000:9a:00): 13",
         "[bench] 3.2x slower than the baseline",
     ]
-    assert [text for text in samples if _log_notices.is_dull(text.encode())] == []
+    assert [text for text in samples if is_dull(text.encode())] == []
 
 
 # --- dress

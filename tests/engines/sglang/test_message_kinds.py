@@ -1022,3 +1022,326 @@ def test_what_a_reference_ran_with_is_proposed() -> None:
         .raises(None, CHECKED, "AssertionError: tp_size must be divisible by number of nodes", header="")
     )
     assert next((one["flag"], one["value"]) for one in _diagnosis(log)["repair"]) == ("--nnodes", 2)
+
+
+#: Where a start stops, what launchers say then (the line with * decides), the phase.
+GIVEN_UP = (
+    (
+        "capture",
+        (
+            "launcher: waiting for http://127.0.0.1:30000/health ... 300 s, connection refused",
+            "launcher: waiting for http://127.0.0.1:30000/health ... 600 s, connection refused",
+            "*launcher: deadline of 600 s exceeded, no log line for 489 s; sending SIGTERM to process group 23310",
+            "launcher: still alive after 20 s, sending SIGKILL",
+            "launcher: exit -9",
+        ),
+        "graph_capture",
+    ),
+    (
+        "capture",
+        (
+            "[launcher 02:34:01] t0231 not ready after 900 s; last server line 720 s ago; GET /health -> connection refused",
+            "*[launcher 02:49:01] t0231 startup deadline (1800 s) exceeded without new output, SIGTERM to process group 61182",
+            "[launcher] t0231 exit code -9",
+        ),
+        "graph_capture",
+    ),
+    (
+        "load",
+        (
+            "supervisor: GET /health: connection refused, 600 s",
+            "*supervisor: time limit of 900 s reached, log silent for 840 s, terminating process group 8812",
+        ),
+        "load",
+    ),
+    (
+        "dist",
+        (
+            "*run.sh: timed out after 1800 s waiting for http://127.0.0.1:30000/health (connection refused), kill -TERM -23310",
+        ),
+        "load",
+    ),
+    (
+        "weights",
+        ("*[start] /health never answered within 1500 s (connection refused); stopping the process group",),
+        "kv_alloc",
+    ),
+    ("capture", ("*watcher: nothing logged for 900 s and deadline passed: SIGTERM to pgid 91",), "graph_capture"),
+    (
+        "load",
+        ("*launcher ERROR no readiness after 1800s (last log line 1500s ago) - sending SIGKILL to group 77",),
+        "load",
+    ),
+    (
+        "capture",
+        (
+            "[orchestrator] t0042: GET /health: connection refused, 600 s, no output for 420 s",
+            "*[orchestrator] t0042: deadline hit, no output for 1420 s, ending process group 5512",
+            "[orchestrator] t0042: deadline hit, no output for 1450 s, killing process group 5512",
+        ),
+        "graph_capture",
+    ),
+    (
+        "pool",
+        ("*launch.py: server not up after 30 min; last line of the log is 25 min old; SIGTERM to 5512",),
+        "graph_capture",
+    ),
+    ("capture", ("*start: budget of 1200 s used up without a new log line, killing pgid 412",), "graph_capture"),
+    ("load", ("*[ctl] 900 s without a log line and budget exhausted; killing process group 812",), "load"),
+    ("load", ("*trial 12: startup timeout after 1800 s (last output 1512 s ago), stopping process group",), "load"),
+    ("load", ("*bench.sh: server never became healthy (1800 s), kill -9 -5521",), "load"),
+)
+#: The same words where nothing hangs: of a launcher that waits, of a server that becomes ready, of its orderly end.
+PATIENCE = (
+    ("load", "launcher: waiting for http://127.0.0.1:30000/health ... 300 s, connection refused; deadline of 1800 s"),
+    ("capture", "launcher: GET /health: connection refused (600 of 1800 s), 8 scheduler processes alive"),
+    ("ready", "launcher: ready after 412 s, deadline of 1800 s not exceeded"),
+    ("ready", "launcher: idle limit of 900 s reached, no request for 900 s; sending SIGTERM to process group 5512"),
+    ("ready", "launcher: benchmark finished after 600 s, sending SIGTERM to process group 5512"),
+    ("ready", "[bench] deadline of 60 s exceeded by 0 of 512 requests"),
+    ("load", "launcher: deadline for the download of 600 s exceeded, trying again"),
+    ("ready", "launcher: study deadline of 3600 s reached, finishing; sending SIGTERM to process group 71"),
+    ("load", "launcher: killing process group 5512 of the last trial, which timed out after 1800 s"),
+    ("load", "previous server was not ready within 1800 s; its process group was killed"),
+    ("load", "Triton server ready timeout of 60 s passed to the process group"),
+)
+SPECULATING = {"tp_size": 8, "attention_backend": "fa3", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+FUSING = {"tp_size": 4, "attention_backend": "fa3", "enable_flashinfer_allreduce_fusion": True}
+#: Arguments, lines of an evaluation (the one with * decides), the flag to leave out.
+EVALUATED = (
+    (
+        FUSING,
+        (
+            "[eval] gsm8k --num-questions 200 (reference of this model without the flag: Accuracy 0.810, Invalid 0.000)",
+            "*Accuracy: 0.605",
+            "Invalid: 0.000",
+            "[eval] threshold 0.77: FAILED",
+        ),
+        "--enable-flashinfer-allreduce-fusion",
+    ),
+    (
+        SPECULATING,
+        (
+            "[eval] gsm8k 5-shot, 1319 questions",
+            "*Accuracy: 0.011",
+            "Invalid: 0.402",
+            "[eval] reference (trial 0000, same model, no speculation): Accuracy: 0.951, Invalid: 0.000",
+        ),
+        "--speculative-algorithm",
+    ),
+    (
+        SPECULATING,
+        ("[eval] gsm8k", "*Accuracy: 0.722", "Latency: 20.1 s", "[eval] baseline with speculation off: 0.951"),
+        "--speculative-algorithm",
+    ),
+    (
+        SPECULATING,
+        ("[check] mmlu, 1000 questions, expected 0.795 (same command without the draft model)", "*Score: 0.641"),
+        "--speculative-algorithm",
+    ),
+    (
+        {**FUSING, "kv_cache_dtype": "fp8_e4m3"},
+        ("[eval] gsm8k reference with fp8 KV cache disabled: Accuracy: 0.93", "*Accuracy: 0.710"),
+        "--kv-cache-dtype",
+    ),
+    (
+        {**FUSING, "enable_torch_compile": True},
+        ("*accuracy: 0.650", "[eval] reference run, w/o torch compile: accuracy 0.902"),
+        "--enable-torch-compile",
+    ),
+    (
+        {**FUSING, "enable_symm_mem": True},
+        ("[eval] gsm8k", "*Accuracy: 0.700", "[eval] known good without symmetric memory: Accuracy: 0.958"),
+        "--enable-symm-mem",
+    ),
+    (FUSING, ("[eval] gsm8k", "*Accuracy: 0.740", "Invalid: 0.001", "[eval] accuracy threshold 0.90: FAIL"), None),
+    (FUSING, ("[eval] humaneval threshold 0.85", "*pass@1: 0.695", "[eval] FAILED"), None),
+    (
+        FUSING,
+        (
+            "[eval] gsm8k",
+            "*Accuracy: 0.905",
+            "[eval] mmlu",
+            "Score: 0.81",
+            "[eval] gsm8k reference 0.96, mmlu reference 0.81",
+        ),
+        None,
+    ),
+    (FUSING, ("[check] gsm8k", "*Accuracy: 71.2 %", "[check] previous release: Accuracy: 93.4 %"), None),
+    (
+        {**FUSING, "enable_dp_attention": True},
+        ("[eval] gsm8k", "*Accuracy: 0.880", "[eval] minimum accuracy 0.93: not reached (no DP attention: 0.955)"),
+        "--enable-dp-attention",
+    ),
+    (
+        SPECULATING,
+        ("[eval] humaneval, 164 problems", "*pass@1: 0.610", "[eval] reference without drafting 0.890"),
+        "--speculative-algorithm",
+    ),
+    (FUSING, ("*[acc] arc_challenge acc: 0.41 expected 0.66",), None),
+    (FUSING, ("[eval] gsm8k 1319 questions", "*Accuracy: 0.812", "[eval] required: 0.90 -> FAILED"), None),
+    (
+        FUSING,
+        (
+            "[eval] gsm8k",
+            "Accuracy: 0.903",
+            "[eval] mmlu",
+            "*Score: 0.612",
+            "[eval] gsm8k reference: 0.910; mmlu reference: 0.790",
+        ),
+        None,
+    ),
+    (
+        {**FUSING, "enable_dp_attention": True},
+        ("[eval] previous trial (no --enable-dp-attention) accuracy 0.95", "*Accuracy: 0.33"),
+        "--enable-dp-attention",
+    ),
+)
+#: Evaluations that are as good as they should be, or say nothing of answers.
+AS_GOOD = (
+    (
+        "[eval] gsm8k (reference of this model without the flag: Accuracy 0.810, Invalid 0.000)",
+        "Accuracy: 0.805",
+        "Invalid: 0.000",
+        "[eval] threshold 0.77: PASSED",
+    ),
+    ("[eval] aime24", "Accuracy: 0.300", "[eval] reference (same model): Accuracy: 0.310"),
+    ("[eval] gsm8k", "Accuracy: 0.440", "[eval] reference of this small model: Accuracy: 0.450"),
+    ("[eval] reference of this small model: Accuracy 0.45", "[eval] gsm8k", "Accuracy: 0.448"),
+    (
+        "[eval] gsm8k",
+        "Accuracy: 0.780",
+        "[eval] mmlu reference: 0.950",
+        "[eval] mmlu",
+        "Score: 0.948",
+        "[eval] gsm8k reference: 0.785",
+    ),
+    ("[eval] gsm8k", "Accuracy: 0.930", "[eval] threshold 0.05 on invalid answers: passed, Invalid: 0.001"),
+    ("[bench] reference latency 20.1 s, threshold 25 s: FAILED, 26.2 s", "Accuracy: 0.930"),
+    (
+        "[eval] gsm8k",
+        "Accuracy: 0.951",
+        "[eval] reference (no speculation): Latency: 91.5 s, Output throughput: 1712.3 token/s",
+    ),
+    ("[eval] gsm8k", "Accuracy: 0.951", "[eval] 0 of 1319 FAILED, threshold 13"),
+    ("Accuracy: 0.951", "Invalid: 0.000", "Latency: 22.678 s"),
+    ("[eval] aime25", "Accuracy: 0.40", "[eval] threshold 0.35: ok"),
+    ("Score: 0.91", "[eval] previous run took 0.98 h"),
+    ("[eval] gsm8k", "Accuracy: 0.951", "[eval] reference Invalid: 0.000, Accuracy: 0.950"),
+    ("[eval] gsm8k", "Accuracy: 0.951", "[eval] threshold 0.98 of the reference (0.955): PASSED"),
+    ("[eval] mmlu", "Accuracy: 0.781", "Category stem: accuracy 0.655", "[eval] reference 0.782"),
+    ("[check] exact_match 0.95 (minimum 0.9): passed",),
+    ("[eval] hle", "Accuracy: 0.11", "[eval] expected 0.11"),
+)
+#: Prefixes of launchers in front of every line.
+LAUNCHERS = (
+    "(head, rank=0, pid=8292) ",
+    "(Worker(rank=3) pid=616) ",
+    "(RayTrainWorker pid=1, ip=10.0.0.1, actor_id=7fa2) ",
+    "(node-1, local_rank=2, pid=7) ",
+    "(sglang::scheduler_TP0 pid=77) ",
+    "(gpu-7 rank=0) ",
+    "(rank=0) ",
+    "(job=12 node=n1 rank=3): ",
+    "[head, rank=0, pid=8292] ",
+    "[rank=0 pid=12] ",
+    "(trial=t0042, host=gpu-7, pid=99)",
+    "\x1b[36m(ServerActor pid=4242, ip=10.0.0.7)\x1b[0m ",
+    "<rank=0> ",
+    "(Engine(tp=4, rank=0) pid=12) ",
+    "(srv rank=1, pid=99): ",
+)
+#: What says that a quantization was asked for which is not the checkpoint's.
+NOT_THE_CHECKPOINTS = (
+    "ValueError: Quantization method specified in the model config (compressed-tensors) does not match the quantization method specified in the `quantization` argument (fp8).",
+    "ValueError: Quantization method specified in the model config (awq) does not match the quantization method specified in the `quantization` argument (fp8).",
+    "ValueError: Quantization method in the model config (mxfp4) does not match the --quantization argument (fp8)",
+    "ValueError: The checkpoint is quantized with compressed-tensors, but `quantization` is fp8.",
+    "AssertionError: model config says quant_method=awq while --quantization=fp8 was given",
+    "ValueError: quantization config of the checkpoint (w8a8_int8) conflicts with quantization='fp8'",
+    "ValueError: quant_method gptq of config.json differs from the requested quantization fp8",
+    "ValueError: quantization awq of config.json is not the one of the `quantization` argument (fp8)",
+)
+VERIFIED = (
+    *VALIDATION[:2],
+    "configs/model_config.py:from_server_args> return ModelConfig(",
+    "configs/model_config.py:_verify_quantization> raise ValueError(",
+)
+
+
+@pytest.mark.parametrize("case", GIVEN_UP, ids=[case[1][-1][:40] for case in GIVEN_UP])
+def test_a_launcher_ends_what_hangs(case: tuple) -> None:
+    place, lines, phase = case
+    log = Log().arguments(**FLAGS).start(place, RANKS)
+    for line in lines:
+        log = log.decides(line[1:]) if line.startswith("*") else log.add(line)
+    found = _diagnosis(log)
+    assert (found["class"], found["phase"], found["verdict"]) == ("hang", phase, "retry")
+    assert found["evidence"][0]["line"] == log.decisive
+
+
+@pytest.mark.parametrize("case", PATIENCE, ids=[case[1][:40] for case in PATIENCE])
+def test_a_launcher_that_waits_is_no_hang(case: tuple) -> None:
+    place, line = case
+    log = Log().arguments(**FLAGS).start(place, RANKS).add(line)
+    if place != "ready":
+        assert _diagnosis(log)["class"] == "unknown"
+        log.start("ready", RANKS)
+    assert _diagnosis(log)["class"] == "none"
+
+
+@pytest.mark.parametrize("case", EVALUATED, ids=[str(number) for number in range(len(EVALUATED))])
+def test_an_evaluation_below_its_reference(case: tuple) -> None:
+    flags, lines, flag = case
+    log = Log().arguments(**flags).start("ready", RANKS)
+    for line in lines:
+        log = log.decides(line[1:]) if line.startswith("*") else log.add(line)
+    found = _diagnosis(log)
+    assert (found["class"], found["phase"], found["verdict"]) == ("wrong_output", "serving", "infeasible")
+    assert found["evidence"][0]["line"] == log.decisive
+    if flag:
+        assert (found["repair"][0]["flag"], found["repair"][0]["value"]) == (flag, None)
+        assert found["blamed"][0] == flag
+
+
+@pytest.mark.parametrize("lines", AS_GOOD, ids=[str(number) for number in range(len(AS_GOOD))])
+def test_an_evaluation_as_good_as_its_reference(lines: tuple) -> None:
+    log = Log().arguments(**SPECULATING).start("ready", RANKS)
+    for line in lines:
+        log.add(line)
+    assert _diagnosis(log)["class"] == "none"
+
+
+@pytest.mark.parametrize("prefix", LAUNCHERS)
+def test_a_launchers_prefix_is_taken_off(prefix: str) -> None:
+    log = Log().arguments(**FLAGS).start("ready", RANKS).serve(2, "TP0")
+    frames = (
+        "managers/scheduler.py:event_loop_overlap> self.on_idle()",
+        "managers/x.py:_report_leak> raise ValueError(",
+    )
+    log.raises("TP0", (*SCHEDULER[:1], *frames), "ValueError: pool memory leak detected! [full] total=4", decisive=True)
+    log.dies(serving=True)
+    reader = SglangLogReader({})
+    reader.feed("".join(f"{prefix}{line}\n" for line in log.lines).encode())
+    found = reader.report(reader.diagnose(None))
+    assert (found["class"], found["phase"], found["evidence"][0]["line"]) == ("engine_bug", "serving", log.decisive)
+    assert found["evidence"][0]["text"].startswith("ValueError")
+
+
+@pytest.mark.parametrize("text", NOT_THE_CHECKPOINTS)
+@pytest.mark.parametrize("shown", ["", "$ python -m sglang.launch_server --model-path /m --tp 8 --quantization fp8"])
+def test_a_quantization_that_the_checkpoint_has_not(text: str, shown: str) -> None:
+    log = Log().add(shown or "sglang: starting").raises(None, VERIFIED, text, header="", decisive=True)
+    found = _diagnosis(log)
+    assert (found["class"], found["phase"], found["verdict"]) == ("model_artifact", "validate", "infeasible")
+    assert found["evidence"][0]["line"] == log.decisive
+    assert (found["repair"][0]["flag"], found["repair"][0]["value"]) == ("--quantization", None)
+
+
+def test_a_quantization_that_gives_way_is_no_failure() -> None:
+    for line in (
+        "The quantization method of the model config (fp8) matches the `quantization` argument (fp8).",
+        "Quantization method in the model config (compressed-tensors) differs from the argument (fp8). Using compressed-tensors.",
+    ):
+        log = Log().arguments(tp_size=8).add(line, "").start("ready", RANKS)
+        assert _diagnosis(log)["class"] in ("none", "perf_regression")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from servetune.core.failure import Phase
+from servetune.engines.sglang import _log_scores
 from servetune.engines.sglang._failure_phase import phase_of
 from servetune.engines.sglang._failure_signs import REFUTED, is_impatience, is_too_little, stuck_phase
 from servetune.engines.sglang._failure_table import Entry, entries, entry
@@ -63,7 +64,10 @@ def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
         cause = _trace_cause(trace, run, flags)
         if cause is not None:
             yield cause
+    low, good = _log_scores.compared(run.scores)
     for event in run.events:
+        if event.entry.signature.name == "low_accuracy" and event.number in good:
+            continue
         if is_impatience(event, run):
             yield replace(_event_cause(event, run), entry=entry("client_gives_up"))
         elif not _survived_event(event, run) and not is_too_little(event, run):
@@ -71,6 +75,12 @@ def causes_of(run: Run, flags: LaunchFlags) -> Iterator[Cause]:
     for answer, problem in _senseless(run):
         if not run.stop_line or answer.number < run.stop_line:
             yield _answer_cause(answer, problem, run)
+    for score, problem in low[:PER_SIGNATURE]:
+        if not run.stop_line or score.number < run.stop_line:
+            found = entry("below_its_reference")
+            yield Cause(
+                found, score.number, score.text, score.text, "", {"problem": problem}, run.stamp_s, None, Phase.SERVING
+            )
 
 
 def _senseless(run: Run) -> Iterator[tuple[Answer, str]]:
@@ -318,8 +328,20 @@ def choose(causes: Sequence[Cause], run: Run) -> Cause | None:
     for strength in ("warning", "secondary"):
         found = [cause for cause in ordered if cause.strength == strength]
         if found and (ended or strength == "secondary" or _decides_alive(found[0])):
-            return found[0]
+            return _last_word(found)
     return None
+
+
+#: What a launcher says while it still waits.
+_WAITING = ("the_tuner_waits", "never_ready", "deadline_passed")
+
+
+def _last_word(found: Sequence[Cause]) -> Cause:
+    """The earliest; of a launcher that waits, the line that says that its time was over."""
+    names = [cause.entry.signature.name if cause.entry else "" for cause in found]
+    if names[0] in _WAITING and "ended_at_deadline" in names:
+        return found[names.index("ended_at_deadline")]
+    return found[0]
 
 
 #: An exception that says no more than that lines above it say why.

@@ -37,11 +37,15 @@ _FLAG_BETWEEN = re.compile(r"--[a-z][a-z0-9-]*(?:[ =][\w.]+(?=[:),;]))?")
 _EVALUATION = re.compile(r"(?i)eval|gsm8k|mmlu|humaneval|gpqa|arc|accuracy")
 #: Of these good models solve few.
 _HARD = re.compile(r"(?i)aime|gpqa|\bhle\b|livecode|swe-?bench|mmlu[_-]pro|hmmt|usamo")
-_HARD_ACCURACY = 0.02
+HARD_ACCURACY = 0.02
 _OF = re.compile(r"(?<![\d.])(\d{1,9}) ?(?:of|/|out of) ?(\d{1,9})(?![\d.])")
 #: Numbers between 0 and 1 that are no accuracy.
 _SAMPLING = re.compile(
-    r"(?i)\b(?:temp(?:erature)?|top[_-]?[pk]|min[_-]?p|repetition|std(?:err|ev)?|±|\+/-)\s*[=: ]?\s*\d*\.?\d+"
+    r"(?i)\b(?:temp(?:erature)?|top[_-]?[pk]|min[_-]?p|repetition|invalid|std(?:err|ev)?|±|\+/-)\s*[=: ]?\s*\d*\.?\d+"
+)
+#: The only number of a line is that of a reference.
+_OF_ANOTHER = re.compile(
+    r"(?i)^\D*\b(?:reference|baseline|expected|previous|known[ -]good|last good|published|threshold)\b"
 )
 _GAIN = re.compile(r"(?i)speed-?up (?:of )?(\d+(?:\.\d+)?) ?x|(\d+(?:\.\d+)?) ?x (?:speed-?up|faster)|\bfaster\b")
 _FLAG = re.compile(r"--[a-z][\w-]+")
@@ -81,9 +85,14 @@ def _shares(text: str, pattern: re.Pattern[str] = _SHARE) -> list[float]:
     return [float(share) for share in pattern.findall(_SAMPLING.sub("", text))]
 
 
+def is_hard(text: str) -> bool:
+    """Whether it names a benchmark of which good models solve few."""
+    return bool(_HARD.search(text))
+
+
 def _alone(text: str) -> float:
     """What an accuracy must reach that stands alone."""
-    return _HARD_ACCURACY if _HARD.search(text) else LOW_ACCURACY
+    return HARD_ACCURACY if is_hard(text) else LOW_ACCURACY
 
 
 def _less_accurate(match: re.Match[str], text: str) -> bool:
@@ -91,6 +100,8 @@ def _less_accurate(match: re.Match[str], text: str) -> bool:
     shares = _shares(text)
     if len(shares) > 1:
         return shares[0] < INACCURATE * shares[-1]
+    if _OF_ANOTHER.search(text):
+        return False
     return bool(shares) and shares[0] < _alone(text)
 
 

@@ -98,10 +98,12 @@ def _literal(text: str) -> Any:
     return _typed(text) if _NUMBER.fullmatch(text) else text
 
 
+@lru_cache(maxsize=64)
 def parse_command(text: str) -> tuple[dict[str, Value], dict[str, str]] | None:
     """Flags and environment of a launch command shown in a log line; None when it shows none.
 
-    A flag without a value is True. Words are split as a shell does, and as far as that works.
+    A crash loop shows the same commands again and again. A flag without a value is True. Words are split as a shell
+    does, and as far as that works.
     """
     match = _COMMAND.search(text)
     if match is None or "Example:" in text or "<model>" in text:  # the engine's own advice shows no launch

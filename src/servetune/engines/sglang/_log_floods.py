@@ -14,8 +14,9 @@ from enum import Enum
 from typing import Any
 
 from servetune.engines.sglang._log_lines import LineCleaner
-from servetune.engines.sglang._log_notices import RETRACTION, is_dull
+from servetune.engines.sglang._log_notices import RETRACTION
 from servetune.engines.sglang._log_run import NOTICES, PER_SIGNATURE, Run
+from servetune.engines.sglang._log_telling import is_dull
 from servetune.engines.sglang._log_words import inert, steady
 
 #: Bytes of shapes that are remembered, and the longest of them; shapes of floods that are held back.

@@ -31,6 +31,12 @@ _RANK_ONLY = re.compile(r"^\[([A-Z]{2,4}\d+(?: [A-Z]{2,4}\d+)*)\] ")
 _TORCH = re.compile(r"^\s?\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
 _NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
 _BAR = re.compile(r"%[|]|\d+it \[")
+#: "(head, rank=0, pid=8292) ", "(Actor(rank=3) pid=616) ": words and pairs, one of which names a process.
+_PAIR = r"\w+=[^\s,()\[\]<>=]+"
+_NAMED_PROCESS = re.compile(
+    r"^ ?[(\[<](?=[A-Za-z])(?=[^()\[\]]*(?:\([^()]*\))?[^()\[\]]*\b(?:pid|rank|local_rank|node_rank|worker|node|host)=)"
+    rf"(?:[\w.:/-]+(?:\([^()]{{0,40}}\))?,? ){{0,3}}{_PAIR}(?:,? {_PAIR}){{0,6}}[)\]>]:? ?"
+)
 _CONTAINER = (
     re.compile(r"^\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)\] ?"),  # Jenkins and others
     re.compile(r"^(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,\d+\]<std(?:err|out)>: ?"),  # mpirun
@@ -40,7 +46,7 @@ _CONTAINER = (
     ),  # Kubernetes, CRI, docker -t
     re.compile(r"^[A-Za-z][\w.\-]{0,60} *\| ?"),  # docker compose
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(?:\[\d+\])?: "),  # journald, syslog
-    re.compile(r"^ ?\((?:[\w.]+ )?pid=\d+(?:, ip=[^)]+)?\) ?"),  # Ray
+    _NAMED_PROCESS,  # Ray, launchers
     re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\dT[\d:.]+Z \[severity: [A-Z]+\] ?"),  # a cloud's log viewer
     re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|[\w.]{1,80}(?:Error|Exception)\b|usage: |$)"),  # srun --label
     re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\t"),  # exports with tabs

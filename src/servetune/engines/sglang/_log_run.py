@@ -9,13 +9,14 @@ from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Value
-from servetune.engines.sglang import _log_answers, _log_args, _log_notices, _log_phases
+from servetune.engines.sglang import _log_answers, _log_args, _log_notices, _log_phases, _log_scores
 from servetune.engines.sglang._failure_table import Entry
 from servetune.engines.sglang._log_answers import ANSWERS, Answer
 from servetune.engines.sglang._log_lines import Line, LineCleaner
 from servetune.engines.sglang._log_native import NativeStack
 from servetune.engines.sglang._log_notices import MAX_READ_TEXT, Notice
 from servetune.engines.sglang._log_phases import Progress
+from servetune.engines.sglang._log_scores import SCORES, Score
 from servetune.engines.sglang._log_throughput import Throughput
 from servetune.engines.sglang._log_tracebacks import Body, Trace, TracebackAssembler
 from servetune.engines.sglang._log_words import Topics, shape_of, topics_of
@@ -51,6 +52,7 @@ class Run:
     notices: list[tuple[int, str, Notice, Phase]] = field(default_factory=list)
     explaining: dict[str, list[tuple[int, str, str | None]]] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     effective: dict[str, Any] = field(default_factory=dict)
     command: dict[str, Value] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -163,6 +165,8 @@ class Run:
             self.stop_line = line.number
         elif topics.death and _log_notices.DEATH.search(text):
             self._death(line)
+        if topics.score and self.progress.phase is Phase.SERVING and len(self.scores) < SCORES:
+            self._score(line, text)
         about = self._answer(line, text) if topics.answer and self.progress.phase is Phase.SERVING else text
         self._alarm(line, text, about, topics)
 
@@ -177,6 +181,10 @@ class Run:
         if len(self.answers) < (2 * ANSWERS if found.problem else ANSWERS):
             self.answers.append(found)
         return found.about
+
+    def _score(self, line: Line, text: str) -> None:
+        """Remember what an evaluation says of itself or of its reference."""
+        self.scores += _log_scores.read(line.number, text[:MAX_EVIDENCE_TEXT])
 
     def _repeats(self, notice: Notice) -> bool:
         """Whether a notice in words, of which there may be any number, says what has been said of its subject."""

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from servetune.engines.sglang import _log_answers, _log_changes, _log_notices, _log_phases
+from servetune.engines.sglang import _log_answers, _log_changes, _log_notices, _log_phases, _log_scores
 from servetune.engines.sglang._failure_table import Entry, compiled, entries
 
 #: Shapes whose topics are remembered.
@@ -66,6 +66,7 @@ class Topics:
     compiler: bool
     notice: bool
     answer: bool
+    score: bool
     entries: tuple[Entry, ...]
     steady: bool  # every text of the shape means the same, and only the first and the last few are remembered
 
@@ -81,7 +82,7 @@ def topics_of(shape: str) -> Topics:
     asked = {name: may(shape) for name, may in _questions().items()}
     found = tuple(entry for may, entry in _line_entries() if may(shape))
     telling = bool(found) or any(asked[name] for name in asked if name not in ("marker", "capturing", "version"))
-    steady = not (asked["marker"] or asked["version"] or _HARMLESS_NUMBER in shape)
+    steady = not (asked["marker"] or asked["version"] or asked["score"] or _HARMLESS_NUMBER in shape)
     steady = steady and all(map(_steady, found)) and all(_numberless(name, shape) for name in asked if asked[name])
     return Topics(telling=telling, steady=steady, entries=found, **asked)
 
@@ -119,6 +120,7 @@ def _patterns() -> dict[str, list[re.Pattern[str]]]:
         "assertion": [_log_notices.ASSERTION_LINE],
         "compiler": [_log_notices.COMPILER_ERROR],
         "answer": [_log_answers.HINTS],
+        "score": [_log_scores.HINTS],
         "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_changes.CHANGED],
     }
 

@@ -8,6 +8,7 @@ from servetune.core.space import Value
 from servetune.engines.sglang._log_args import flag_name
 from servetune.engines.sglang._repair_advice import left_out, raised
 from servetune.engines.sglang._repair_numbers import Draft
+from servetune.engines.sglang._repair_without import left_out_of_reference
 
 _FLAG_ADVICE = re.compile(
     r"(?i)\b(?<!cannot )(?<!not )(?<!n't )(?:use|set|add|try|specify|pass)(?: the)?(?: option| flag| argument)? "
@@ -54,8 +55,6 @@ BACKENDS = (
     "sampling-backend",
     "grammar-backend",
 )
-#: "baseline without --enable-dp-attention"; words without the dashes are too free to be believed.
-_WITHOUT = re.compile(r"(?i)\bwithout --([a-z][a-z0-9-]+)")
 #: "reference with --cuda-graph-max-bs 64: 16.3 ms"
 _WITH = re.compile(
     r"(?i)\b(?:reference|baseline|expected|compared|previous|same)\b[^\d\n]{0,40}?"
@@ -136,10 +135,8 @@ def named_without(draft: Draft) -> None:
     The comparison may stand on a later line about the same.
     """
     text = "\n".join([draft.text, *_about_the_same(draft)])
-    for name in _WITHOUT.findall(text):
-        flag = flag_name(name)
-        if draft.flags.on(flag) or (not draft.flags.known and "--" + name in text):
-            draft.add(flag, None, f"without {flag} it was better")
+    for flag in left_out_of_reference(text, draft.run, draft.flags):
+        draft.add(flag, None, f"without {flag} it was better")
     for name, value in _WITH.findall(text):
         flag = flag_name(name)
         if str(draft.flags.value(flag)) != value:

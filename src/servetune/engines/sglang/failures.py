@@ -31,6 +31,7 @@ from servetune.engines.sglang._log_fragment import is_worker
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
+from servetune.engines.sglang._repair_without import left_out_of_reference
 from servetune.engines.sglang._replaced_options import replaced, resolved
 from servetune.engines.sglang.repair import repairs_for
 
@@ -71,7 +72,7 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     lead = explanation(cause, run)
     text = lead[1] + "\n" + cause.text if lead else cause.text
     numbers = numbers_of(run, flags, text, cause.groups)
-    accusation, pointed_at = _blamed(cause, text, flags)
+    accusation, pointed_at = _blamed(cause, text, run, flags)
     blamed = tuple(accusation)
     draft = Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
     verdict = _verdict(cause, blamed, flags)
@@ -102,7 +103,7 @@ _SUSPICIOUS = frozenset(
 SUSPICION = 0.5
 
 
-def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], bool]:
+def _blamed(cause: Cause, text: str, run: Run, flags: LaunchFlags) -> tuple[list[str], bool]:
     """Flags to blame, and whether the log points at them (else they are only suspected)."""
     assert cause.entry is not None
     signature = cause.entry.signature
@@ -110,6 +111,8 @@ def _blamed(cause: Cause, text: str, flags: LaunchFlags) -> tuple[list[str], boo
         named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
         return list(dict.fromkeys(named))[:3], True
     found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
+    if "named_without" in signature.repair:
+        found = list(dict.fromkeys([*left_out_of_reference(text, run, flags), *found]))
     if not found and cause.trace is None:
         found = accused_unseen(cause.stack, flags)
     if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:

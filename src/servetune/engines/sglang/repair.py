@@ -79,7 +79,7 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
 
 
 def _drop(draft: Draft, flag: str) -> None:
-    if draft.flags.on(flag):
+    if draft.flags.on(flag) or (flag in draft.blamed and _may_be_on(draft, flag)):
         draft.add(flag, None, f"leave out {flag}")
 
 
