@@ -29,6 +29,7 @@ from servetune.core.events import (
     TrialEnded,
     TrialStarted,
 )
+from servetune.core.quantities import counted
 from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, TrialRecord, TrialState
 
@@ -159,7 +160,7 @@ class Standing:
         if self.spec.budget.node_hours is not None:
             left_s = max(0.0, self.spec.budget.node_hours * 3600 - self.node_s)
             low, high = min(low, left_s), min(high, left_s)
-        return f"{duration(low)} to {duration(high)} of node time at most (from {len(self.run_s)} launches)"
+        return f"{duration(low)} to {duration(high)} of node time at most (from {counted(len(self.run_s), 'launch')})"
 
 
 class PlainView:
@@ -208,7 +209,7 @@ class PlainView:
             case TrialEnded(record=record):
                 yield f"  trial {record.number} {record.state.value}: {self._ending(record)}"
             case ConfirmationStarted():
-                yield f"search over: {event.reason}; {event.launches} launches to confirm the best"
+                yield f"search over: {event.reason}; {counted(event.launches, 'launch')} to confirm the best"
 
     def _ending(self, record: TrialRecord) -> str:
         if record.state is TrialState.REJECTED:
@@ -289,7 +290,8 @@ def _sums(standing: Standing) -> RenderableType:
         hours = f" of {spec.budget.node_hours:g} h" if spec.budget.node_hours else ""
         grid.add_row(
             "spent",
-            f"{duration(standing.node_s)}{hours} of node time, {standing.launched()} of {spec.budget.trials} trials",
+            f"{duration(standing.node_s)}{hours} of node time, "
+            f"{standing.launched()} of {counted(spec.budget.trials, 'trial')}",
         )
     grid.add_row("left", standing.remaining())
     return grid

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from servetune.core.answers import Agreement, AnswerRecord
 from servetune.core.knowledge import Clause, LearnedConstraint, Lesson, Scope
+from servetune.core.quantities import counted
 from servetune.core.space import Frozen
 from servetune.core.study import StoredStudy, StudySpec
 from servetune.core.trial import TrialRecord, TrialState
@@ -75,6 +76,7 @@ class Report(Frozen):
 
     study: str
     state: str
+    reason: str = ""  # why it stopped, failed or is finished
     simulated: bool
     baseline: Ranked | None
     ranking: tuple[Ranked, ...]
@@ -107,6 +109,7 @@ def build(
     return Report(
         study=stored.name,
         state=stored.state.value,
+        reason=stored.reason,
         simulated=is_simulated(records),
         baseline=None if base is None else _ranked(stored, base, base),
         ranking=tuple(_ranked(stored, record, base) for record in ordered),
@@ -188,8 +191,7 @@ def sets(stored: StoredStudy, record: TrialRecord) -> str:
 
 
 def _launches(found: Lead) -> str:
-    fresh = f"{found.launches} fresh launch{'' if found.launches == 1 else 'es'}"
-    return f"{fresh} against {found.baseline_launches} of the baseline"
+    return f"{counted(found.launches, 'fresh launch')} against {found.baseline_launches} of the baseline"
 
 
 def verdict(

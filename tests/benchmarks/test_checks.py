@@ -65,7 +65,7 @@ def test_more_than_one_failure_in_a_hundred_invalidates():
     rows = [(0, 1, Outcome.COMPLETED)] * 199
     few = requests(*rows, (0, 2, Outcome.FAILED))
     assert told(of_requests(few, Counter({"HTTP 503": 1}), WINDOW)) == [
-        "1 requests failed, 1 of 200 in the measured part: 1 × HTTP 503"
+        "1 request failed, 1 of 200 in the measured part: 1 × HTTP 503"
     ]
     more = requests(*rows, *[(0, 2, Outcome.FAILED)] * 3)
     assert told(of_requests(more, Counter({"HTTP 503": 3}), WINDOW))[0].startswith("!3 requests failed, 3 of 202")

@@ -75,7 +75,7 @@ def test_knowledge_is_passed_on_and_spares_the_next_study_the_crash(taught):
     assert taught("knowledge", "export", "--storage", other).stdout.strip() == file.read_text().strip()
     taught.write_crashing_study("second", f"storage: {other}\n")
     out = taught("start", taught.folder / "second.yaml").stdout
-    assert "1 learned constraints of earlier studies hold here" in out
+    assert "1 learned constraint of earlier studies holds here" in out
     assert "comm_init" not in out.replace("(comm_init", "").replace(": comm_init in load", "")
     trials = json.loads(taught("status", "second", "--json", "--storage", other).stdout)["trials"]
     assert [trial["state"] for trial in trials[1:3]] == ["rejected", "rejected"]

@@ -208,7 +208,7 @@ def test_a_changed_space_is_refused_with_the_choice_of_a_seeded_study(finished, 
 def test_a_larger_budget_goes_on_where_the_study_ended(servetune):
     name = f"more-{os.getpid()}"
     file = servetune.write_study(name, trials=1)
-    servetune("start", file)
+    assert "1 trial was launched: the budget of 1 is spent" in servetune("start", file).stdout
     file.write_text(file.read_text().replace("trials: 1", "trials: 2"))
     servetune("resume", name)
     assert len(json.loads(servetune("status", name, "--json").stdout)["trials"]) == 2
@@ -251,8 +251,23 @@ def test_an_unchanged_file_is_never_taken_for_a_changed_one(servetune):
         wait_for(process, "trial 0 search")
         process.kill()
         process.communicate(timeout=60)
+    told_alike_of_a_dead_tuner(servetune, name)
     servetune("resume", name)
     assert "finished" in servetune("status", name).stdout
+
+
+def told_alike_of_a_dead_tuner(servetune, name: str) -> None:
+    died = f"stopped (its tuner died; `servetune resume {name}` goes on)"
+    status = servetune("status", name).stdout
+    assert f"study {name}: {died}, " in status
+    report = servetune("report", name).stdout
+    assert f"study {name}: {died}\n" in report
+    assert ("unfinished" in report) == ("in a launch that has not ended" in status)
+    found = json.loads(servetune("report", name, "--json").stdout)
+    assert (found["state"], found["reason"]) == ("stopped", died.removeprefix("stopped (").removesuffix(")"))
+    assert f"it is {died}" in servetune("export", name, status=2).stderr
+    rows = [json.loads(line) for line in servetune("export", name, "--format", "table").stdout.splitlines()]
+    assert {row["trial_state"] for row in rows} <= {"waiting"}
 
 
 def test_a_secret_appears_nowhere(servetune):

@@ -14,7 +14,7 @@ from servetune.benchmarks._metrics import Events, Requests, TimeMap, throughput,
 from servetune.benchmarks._observer import Reading
 from servetune.benchmarks._records import Outcome, Records
 from servetune.core.benchmark import Percentiles
-from servetune.core.quantities import latency
+from servetune.core.quantities import counted, latency
 
 FAILED_AT_MOST = 0.01
 CONCURRENCY_AT_LEAST = 0.9
@@ -125,7 +125,8 @@ def of_requests(
     if reasons:
         listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(4))
         yield Finding(
-            f"{reasons.total()} requests failed, {failed} of {failed + completed} in the measured part: {listed}",
+            f"{counted(reasons.total(), 'request')} failed, {failed} of {failed + completed} in the measured part: "
+            f"{listed}",
             fatal=failed > FAILED_AT_MOST * (failed + completed),
         )
 
@@ -210,7 +211,8 @@ def of_unanswered(requests: Requests, end_s: float) -> Iterable[Finding]:
     """A server that takes requests and says nothing, told where no token came at all."""
     waiting = requests.sent_s[requests.outcome == Outcome.IN_FLIGHT]
     if len(waiting):
-        yield Finding(f"{len(waiting)} requests had not been answered after {end_s - float(np.min(waiting)):.1f} s")
+        waited_s = end_s - float(np.min(waiting))
+        yield Finding(f"{counted(len(waiting), 'request')} had not been answered after {waited_s:.1f} s")
 
 
 def of_steadiness(events: Events, window: Window, half_width: float, settled: bool) -> Iterable[Finding]:
@@ -286,7 +288,7 @@ def of_server(view: ServerView, held: float) -> Iterable[Finding]:
         running = "" if view.running is None else f", {view.running:.1f} ran"
         yield Finding(f"{view.queued:.1f} of {held:.1f} requests waited in the server's queue on average{running}")
     if view.retracted:
-        yield Finding(f"the server retracted {view.retracted:.0f} requests: its KV pool was full")
+        yield Finding(f"the server retracted {counted(round(view.retracted), 'request')}: its KV pool was full")
     if view.outside_graphs is not None and view.outside_graphs > GRAPHS_NOTED:
         yield Finding(f"{view.outside_graphs:.0%} of the decode steps ran outside captured graphs")
 

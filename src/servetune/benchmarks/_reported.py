@@ -16,6 +16,7 @@ from servetune.benchmarks._checks import CONCURRENCY_AT_LEAST, FAILED_AT_MOST
 from servetune.benchmarks._intervals import batch_count, batch_means
 from servetune.benchmarks._metrics import Events, percentiles, tokens_until
 from servetune.core.benchmark import Level, Measurement
+from servetune.core.quantities import counted
 
 Floats = NDArray[np.float64]
 
@@ -88,11 +89,11 @@ def steady(
     warnings, reasons = list(notes), list[str]()
     if bad:
         reason = next(r.error for r in reported.requests if r not in good) or "no token"
-        warnings.append(f"{bad} requests failed: {' '.join(reason.split())[:160]}")
+        warnings.append(f"{counted(bad, 'request')} failed: {' '.join(reason.split())[:160]}")
         reasons += warnings[-1:] if bad > FAILED_AT_MOST * len(reported.requests) else []
     short = sum(r.tokens < least_tokens for r in good)
     if short:
-        warnings.append(f"{short} answers had fewer tokens than the {least_tokens} asked for")
+        warnings.append(f"{counted(short, 'answer')} had fewer tokens than the {least_tokens} asked for")
         reasons += warnings[-1:] if short > FAILED_AT_MOST * len(good) else []
     if not good or end_s <= begin_s:
         warnings.append("no part of the run had every place filled")

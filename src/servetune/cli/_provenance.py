@@ -9,7 +9,8 @@ from statistics import fmean, geometric_mean
 from servetune import __version__
 from servetune.core.benchmark import Measurement, Percentiles
 from servetune.core.node import NodeFacts
-from servetune.core.study import StoredStudy, StudySpec
+from servetune.core.quantities import counted
+from servetune.core.study import StoredStudy, StudyRunState, StudySpec
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
 from servetune.report import SIMULATED, sets, verdict
 from servetune.tuner.confirm import baselines, compared, valued
@@ -31,6 +32,7 @@ def provenance(
     lines = [f"WARNING: this command failed: {failed}"] if (failed := how_it_failed(record)) else []
     lines += [f"servetune {__version__}: study {stored.name}, trial {record.number}, {sets(stored, record)}"]
     lines += [SIMULATED] if facts.simulated else []
+    lines += [] if stored.state is StudyRunState.FINISHED else [f"the study is {_state(stored)}"]
     lines += [
         f"node: {_node(facts)}",
         f"engine: {facts.engine_name or stored.spec.engine.name} {facts.engine_version or '(version unknown)'}, "
@@ -41,6 +43,10 @@ def provenance(
         *_table(record, base, stored.spec),
     ]
     return tuple(lines)
+
+
+def _state(stored: StoredStudy) -> str:
+    return f"{stored.state.value} ({stored.reason})" if stored.reason else stored.state.value
 
 
 def how_it_failed(record: TrialRecord) -> str:
@@ -103,14 +109,14 @@ def _doubts(shown: Sequence[TrialRecord], runs: Sequence[RunRecord], spec: Study
     told = [one.said() for one in warnings(shown, spec) if one.attempt in attempts[one.trial]]
     lines = [NOT_VALID] if not_valid(runs) else []
     lines += [f"warning: {text}" for text in told[:WARNINGS_SHOWN]]
-    if len(told) > WARNINGS_SHOWN:
-        lines.append(f"… and {len(told) - WARNINGS_SHOWN} more warnings: `servetune report {spec.study} --json`")
+    if (more := len(told) - WARNINGS_SHOWN) > 0:
+        lines.append(f"… and {counted(more, 'more warning')}: `servetune report {spec.study} --json`")
     return lines
 
 
 def _launches(runs: Sequence[RunRecord]) -> str:
     kind = "fresh launch" if all(run.purpose is RunPurpose.CONFIRM for run in runs) else "launch"
-    return f"{len(runs)} {kind}{'es' if len(runs) != 1 else ''}"
+    return counted(len(runs), kind)
 
 
 def _by_level(runs: Sequence[RunRecord]) -> dict[int, list[Measurement]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from servetune.cli._options import console
 from servetune.console import view
 from servetune.core.study import StudySpec
-from servetune.core.trial import TrialState
+from servetune.core.trial import TrialRecord, TrialState
 from servetune.storage import StudyStore
 from servetune.tuner.confirm import winner
 from servetune.tuner.session import run_study
@@ -37,13 +38,17 @@ def say_result(spec: StudySpec, store: StudyStore) -> None:
     """What to do with a finished study; exit status 1 when nothing in it worked."""
     trials = store.trials(spec.study)
     if winner(trials, spec) is None:
-        failed = sum(t.state is not TrialState.REJECTED and t.duplicate_of is None for t in trials)
-        click.echo(
-            f"error: none of the {failed} configurations worked; `servetune report {spec.study}` says why", err=True
-        )
+        click.echo(f"error: {_none_worked(trials)}; `servetune report {spec.study}` says why", err=True)
         sys.exit(1)
     console().print(
         f"`servetune report {spec.study}` ranks what was measured, `servetune export {spec.study}` prints the command",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _none_worked(trials: Sequence[TrialRecord]) -> str:
+    launched = sum(bool(trial.runs) for trial in trials)
+    if launched < 2:
+        return "the one configuration that was launched did not work" if launched else "no configuration was launched"
+    return f"none of the {launched} configurations that were launched worked"

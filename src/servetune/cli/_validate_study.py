@@ -15,6 +15,7 @@ from servetune.cli._sampled import Tally, sampled
 from servetune.cli._validate_commands import Asked
 from servetune.cli._validation import Setting, fitted, setting, version_notes
 from servetune.core.engine import Violation
+from servetune.core.quantities import counted
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.tuner.opening import named_flags
@@ -147,7 +148,7 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
     """What a study would do, in sentences."""
     budget, facts = spec.budget, against.facts
     hours = f", {budget.node_hours:g} node-hours" if budget.node_hours else ""
-    patience = f", {budget.patience} trials without a better one" if budget.patience else ""
+    patience = f", {counted(budget.patience, 'trial')} without a better one" if budget.patience else ""
     levels = ", ".join(map(str, spec.workload.concurrency))
     confirm = spec.confirm
     version = facts.engine_version or "(version unknown)"
@@ -159,8 +160,8 @@ def describe(spec: StudySpec, against: Setting, summary: Mapping[str, Any]) -> l
         f"measures {spec.objective.maximize} at concurrency {levels}, "
         f"{spec.workload.input_tokens} tokens in, {spec.workload.output_tokens} out",
         f"searches {summary['parameters']} parameters with {spec.sampler.name}, seed {spec.seed}; the baseline first",
-        f"ends after {budget.trials} launched trials{hours}{patience}, whichever is first; "
-        f"then {confirm.launches} more launches each of the best {confirm.top} and the baseline",
+        f"ends after {counted(budget.trials, 'launched trial')}{hours}{patience}, whichever is first; "
+        f"then {counted(confirm.launches, 'more launch')} each of the best {confirm.top} and the baseline",
         f"of {summary['sampled']} sampled configurations {summary['refused']} are refused before any launch"
         f"{_by_layer(summary['layers'])}; the others are {summary['distinct']} distinct ones",
     ]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.cli._seen import seen
 from servetune.core.errors import UsageError
 from servetune.core.failure import Failure, Phase, Verdict
 from servetune.core.node import Exit
@@ -82,7 +83,8 @@ def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader
     Raises UsageError for a trial that does not exist or was never launched. A log that is not on this machine counts
     as empty.
     """
-    spec, records = store.study(study).spec, store.trials(study)
+    found = seen(store, study)
+    spec, records = found.study.spec, found.records
     if trial >= len(records):
         raise UsageError(f"study {study!r} has no trial {trial}; it has {len(records)}, numbered from 0")
     record = records[trial]

@@ -12,6 +12,7 @@ import click
 from servetune import plugins
 from servetune.cli._options import open_store, storage_option
 from servetune.cli._provenance import how_it_failed, provenance
+from servetune.cli._seen import seen
 from servetune.core.errors import SpecError, UsageError
 from servetune.core.study import StoredStudy
 from servetune.core.trial import RunPurpose, RunRecord, TrialRecord
@@ -54,7 +55,8 @@ def command(study: str, format_: str, trial: int | None, pick: Pick | None, outp
     """
     exporter = plugins.load("exports", format_)
     with open_store(storage) as store:
-        stored, records = store.study(study), store.trials(study)
+        found = seen(store, study)
+    stored, records = found.study, found.records
     if hasattr(exporter, "render_study"):
         if trial is not None or pick is not None:
             asked = "--pick" if trial is None else "--trial"
@@ -63,7 +65,10 @@ def command(study: str, format_: str, trial: int | None, pick: Pick | None, outp
         return
     record = _chosen(stored, records, trial, pick)
     if record is None:
-        raise UsageError(f"study {study!r} has no complete trial yet; `servetune status {study}` shows where it is")
+        raise UsageError(
+            f"study {study!r} has no complete trial yet: it is {found.state}; `servetune status {study}` shows "
+            "its trials"
+        )
     run = _measured_run(study, record)
     if failed := how_it_failed(record):
         click.echo(f"warning: this command failed: {failed}", err=True)

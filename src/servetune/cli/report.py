@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.cli._seen import seen
 from servetune.console import duration, tokens_per_s
+from servetune.core.quantities import counted
 from servetune.report import SIMULATED, Ranked, Report, build
 from servetune.tuner.doubts import MARK, NOT_VALID
 from servetune.tuner.effects import NO_DIFFERENCE
@@ -37,8 +39,8 @@ _LINE = re.compile(r"^line \d+: ")
 def command(study: str, storage: str, as_json: bool) -> None:
     """Rank STUDY's configurations against the baseline at each concurrency level; say what failed and why."""
     with open_store(storage) as store:
-        ledger, learned = dict(store.ledger(study)), store.learned(withdrawn=True)
-        report = build(store.study(study), store.trials(study), ledger, store.answers(study), learned)
+        found, learned = seen(store, study), store.learned(withdrawn=True)
+        report = build(found.study, found.records, dict(found.node_s), store.answers(study), learned)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
@@ -47,7 +49,8 @@ def command(study: str, storage: str, as_json: bool) -> None:
 
 def show(report: Report, shown: Console) -> None:
     """Print the report for a person."""
-    shown.print(f"study {report.study}: {report.state}", markup=False, soft_wrap=True)
+    reason = f" ({report.reason})" if report.reason else ""
+    shown.print(f"study {report.study}: {report.state}{reason}", markup=False, soft_wrap=True)
     if report.simulated:
         shown.print(SIMULATED, markup=False, soft_wrap=True)
     _unknown_first(report, shown)
@@ -73,8 +76,8 @@ def show(report: Report, shown: Console) -> None:
     _costs(report, shown)
     for warning in report.warnings[:WARNINGS_SHOWN]:
         shown.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    if len(report.warnings) > WARNINGS_SHOWN:
-        shown.print(f"… and {len(report.warnings) - WARNINGS_SHOWN} more warnings: `--json` has them all", markup=False)
+    if (more := len(report.warnings) - WARNINGS_SHOWN) > 0:
+        shown.print(f"… and {counted(more, 'more warning')}: `--json` has them all", markup=False)
 
 
 def _ranking(report: Report) -> Table:
@@ -181,7 +184,7 @@ def _learned(report: Report, shown: Console) -> None:
             continue
         own = [str(lesson.trial) for lesson in one.lessons if lesson.study == report.study]
         whence = f"trial {', '.join(own)}" if own else "an earlier study"
-        saved = f", turned down {one.rejections} proposals" if one.rejections else ""
+        saved = f", turned down {counted(one.rejections, 'proposal')}" if one.rejections else ""
         told = f"  {one.says} ({one.slug}, {whence}, confidence {one.confidence:.0%}{saved})"
         shown.print(told, markup=False, soft_wrap=True)
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.cli._seen import UNFINISHED, Seen, seen, seen_alive
 from servetune.console import duration, tokens_per_s
 from servetune.core.study import StoredStudy, StudyRunState, StudySummary
 from servetune.core.trial import TrialRecord, TrialState
 from servetune.storage import StudyStore
 from servetune.tuner.confirm import winner
-from servetune.tuner.progress import in_hand_s
 
 EXAMPLE = """
 \b
@@ -35,15 +35,7 @@ def command(study: str | None, storage: str, as_json: bool) -> None:
         if study is None:
             _studies(store, as_json)
         else:
-            _trials(store, seen_alive(store, store.study(study)), as_json)
-
-
-def seen_alive(store: StudyStore, stored: StoredStudy) -> StoredStudy:
-    """A study whose tuner was killed still says `running` in the database; its lease knows better."""
-    if stored.state is StudyRunState.RUNNING and not store.leased(f"study:{stored.name}"):
-        reason = f"its tuner died; `servetune resume {stored.name}` goes on"
-        return stored.model_copy(update={"state": StudyRunState.STOPPED, "reason": reason})
-    return stored
+            _trials(seen(store, study), as_json)
 
 
 def _studies(store: StudyStore, as_json: bool) -> None:
@@ -69,21 +61,17 @@ def _as_it_is(store: StudyStore, summary: StudySummary) -> StudySummary:
     return summary.model_copy(update={"state": state, "trials": counts})
 
 
-def _trials(store: StudyStore, stored: StoredStudy, as_json: bool) -> None:
-    records = store.trials(stored.name)
+def _trials(found: Seen, as_json: bool) -> None:
+    stored, records = found.study, found.records
     best = winner(records, stored.spec)
     if as_json:
         click.echo(json.dumps(document(stored, records, best), indent=2))
         return
     shown = console()
-    reason = f" ({stored.reason})" if stored.reason else ""
-    open_s = in_hand_s(records)
-    spent_s = sum(store.ledger(stored.name).values()) + open_s
+    open_s, spent_s = found.node_s.get(UNFINISHED, 0.0), sum(found.node_s.values())
     in_hand = f", of it {duration(open_s)} in a launch that has not ended" if open_s else ""
     shown.print(
-        f"study {stored.name}: {stored.state.value}{reason}, {duration(spent_s)} of node time{in_hand}",
-        markup=False,
-        soft_wrap=True,
+        f"study {stored.name}: {found.state}, {duration(spent_s)} of node time{in_hand}", markup=False, soft_wrap=True
     )
     table = Table("trial", "state", "tokens/s", "class", "phase", "sets", box=None, pad_edge=False)
     for record in records:
@@ -95,7 +83,7 @@ def _row(stored: StoredStudy, record: TrialRecord, best: TrialRecord | None) -> 
     mark = "*" if best is not None and best.number == record.number else ""
     fixed = stored.spec.space.fixed
     sets = " ".join(f"{k}={v}" for k, v in record.assignment.items() if fixed.get(k) != v)
-    entry = trial_entry(stored, record)
+    entry = trial_entry(record)
     words = (f"{record.number}{mark}", entry["state"], tokens_per_s(record.value), entry["class"], entry["phase"], sets)
     return [Text("" if word is None else str(word)) for word in words]
 
@@ -106,18 +94,16 @@ def document(stored: StoredStudy, records: tuple[TrialRecord, ...], best: TrialR
         "study": stored.name,
         "state": stored.state.value,
         "best": None if best is None else {"number": best.number, "value": best.value},
-        "trials": [trial_entry(stored, record) for record in records],
+        "trials": [trial_entry(record) for record in records],
     }
 
 
-def trial_entry(stored: StoredStudy, record: TrialRecord) -> dict[str, Any]:
-    """One trial for scripts. A trial that a stopped tuner left unfinished waits to be run again."""
-    active = stored.state is StudyRunState.RUNNING
-    state = TrialState.WAITING if record.state is TrialState.RUNNING and not active else record.state
+def trial_entry(record: TrialRecord) -> dict[str, Any]:
+    """One trial for scripts."""
     failure = record.failure
     return {
         "number": record.number,
-        "state": state.value,
+        "state": record.state.value,
         "value": record.value,
         "phase": None if failure is None else failure.phase.value,
         "class": None if failure is None else failure.slug,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-#: The irregular nouns that are counted here.
-_PLURALS = {"launch": "launches"}
+_HISSING = ("s", "x", "ch", "sh")
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 trial`, `2 trials`, `3 launches`."""
-    return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, f'{noun}s')}"
+    """`1 trial`, `2 trials`, `3 fresh launches`."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(_HISSING) else 's'}"
 
 
 def significant(value: float) -> str:

@@ -15,6 +15,7 @@ from servetune.core.engine import Violation
 from servetune.core.events import Listener, Note
 from servetune.core.knowledge import LearnedConstraint, Scope
 from servetune.core.node import NodeFacts
+from servetune.core.quantities import counted
 from servetune.core.space import Assignment, Choice, SearchSpace
 from servetune.core.study import StudySpec
 from servetune.core.trial import TrialRecord, TrialState
@@ -83,7 +84,9 @@ class Knowledge:
         self._blocked: set[str] = set()
         self._number = 0  # of the trial that is being proposed
         if self._inherited:
-            listener.on(Note(text=f"{len(self._inherited)} learned constraints of earlier studies hold here"))
+            known = counted(len(self._inherited), "learned constraint")
+            holds = "holds" if len(self._inherited) == 1 else "hold"
+            listener.on(Note(text=f"{known} of earlier studies {holds} here"))
 
     def _is_inherited(self, constraint: LearnedConstraint, model: str) -> bool:
         elsewhere = not constraint.lessons or any(lesson.study != self._study for lesson in constraint.lessons)

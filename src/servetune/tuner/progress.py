@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from servetune.core.quantities import counted
 from servetune.core.space import Assignment, Choice, SearchSpace
 from servetune.core.study import StudySpec
 from servetune.core.trial import Outcome, RunPurpose, TrialRecord, TrialState
@@ -30,7 +31,8 @@ class Progress:
         budget = self._spec.budget
         launched = [t for t in self._store.trials(self._spec.study) if t.state in TELLING and t.runs]
         if len(launched) >= budget.trials:
-            return f"{len(launched)} trials were launched: the budget of {budget.trials} is spent"
+            were = "was" if len(launched) == 1 else "were"
+            return f"{counted(len(launched), 'trial')} {were} launched: the budget of {budget.trials} is spent"
         spent_h = sum(self._store.ledger(self._spec.study).values()) / 3600
         reserve_h = self._confirmation_s(launched) / 3600
         if budget.node_hours is not None and spent_h + reserve_h >= budget.node_hours:
@@ -40,7 +42,8 @@ class Progress:
             )
         stale = trials_since_best(launched)
         if budget.patience is not None and stale >= budget.patience:
-            return f"{stale} trials in a row brought nothing better: the patience of {budget.patience} is at its end"
+            row = f"{counted(stale, 'trial')} in a row brought nothing better"
+            return f"{row}: the patience of {budget.patience} is at its end"
         return None
 
     def _confirmation_s(self, launched: Sequence[TrialRecord]) -> float:
