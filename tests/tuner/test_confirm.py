@@ -69,10 +69,12 @@ def trial(number: int, value: float, confirmed: tuple[float, ...] = (), baseline
 def launched(trials: list[TrialRecord], spec: StudySpec, value_of, most: int = 50) -> list[tuple[int, int]]:
     """Carries a confirmation out; (trial, attempt) of each launch. `value_of`: trial and attempt → value or failure."""
     found = []
+    so_far = sum(len(t.runs) for t in trials)
     while (candidate := next_launch(spec, trials)) is not None and len(found) < most:
         told = value_of(candidate.trial, candidate.attempt)
         failure = told if isinstance(told, Failure) else None
         run = run_of(0 if failure else told, candidate.attempt, RunPurpose.CONFIRM, failure)
+        run = run.model_copy(update={"started_at": f"t{so_far + len(found):05}"})
         place = next(i for i, t in enumerate(trials) if t.number == candidate.trial)
         trials[place] = trials[place].model_copy(update={"runs": (*trials[place].runs, run)})
         found.append((candidate.trial, candidate.attempt))
@@ -213,7 +215,7 @@ def test_a_leader_that_comes_up_later_is_launched_in_turn_with_the_baseline_agai
     while (candidate := next_launch(spec, trials)) is not None:
         record = trials[candidate.trial]
         run = run_of(100 + 20 * candidate.trial, candidate.attempt, RunPurpose.CONFIRM)
-        run = run.model_copy(update={"finished_at": next(later)})
+        run = run.model_copy(update={"started_at": next(later)})
         trials[candidate.trial] = record.model_copy(update={"runs": (*record.runs, run)})
         found.append((candidate.trial, candidate.attempt))
     assert found == [(0, 6), (2, 2), (0, 8), (2, 4)]
@@ -265,12 +267,62 @@ class TestTheBaselinesLaunchesThatCount:
         narrower, wider = (lead(self.second, base, self.spec) for base in (self.base, alone))
         assert narrower.high - narrower.low < wider.high - wider.low
 
-    def test_all_of_them_count_when_a_leader_failed_and_another_took_its_place(self):
-        """It is launched after the rounds that the baseline had with the one that failed, as often as these."""
-        base = at(trial(0, 100, (101, 99, 100), baseline=True), "01", "10", "12", "14")
-        late = at(trial(2, 140, (141, 140, 139)), "02", "16", "17", "18")
-        assert lead(late, base, self.spec).baseline_launches == 4
+    def test_are_the_last_ones_before_each_launch_of_a_leader_that_is_launched_again_on_another_day(self):
+        """B1 X1 B2 X2, another leader's B3 B4 on a slow machine, then B5 X3."""
+        base = at(trial(0, 100, (101, 99, 70, 71, 100), baseline=True), "01", "10", "12", "50", "52", "60")
+        first = at(trial(1, 120, (121, 119, 120)), "02", "11", "13", "61")
+        found = lead(first, base, self.spec)
+        assert found.gain == pytest.approx(0.2, abs=0.001)
+        assert found.baseline_launches == 4  # with the search's
 
     def test_are_all_where_nothing_says_when_they_were(self):
         base = trial(0, 100, (101, 99), baseline=True)
         assert lead(trial(1, 120, (121, 119)), base, self.spec).baseline_launches == 3
+
+
+#: What a trial is worth in fresh launches, where the search had it otherwise.
+TRUE = {3: 90.0}
+
+
+class TestDays:
+    """Machines of several days, each with its own speed: every leader is compared with the baseline of its own day."""
+
+    def confirmed(self, days):
+        """`days`: speed, how many leaders, new trials with the search's values, and who crashes in its last round."""
+        trials = [trial(0, 100, baseline=True)]
+        for speed, top, more, crashes in days:
+            spec = SPEC.model_copy(update={"confirm": Confirmation(top=top, launches=2, most=2)})
+            trials += [trial(number, value) for number, value in more]
+
+            def value_of(number, attempt, speed=speed, crashes=crashes, trials=trials):
+                if number == crashes and attempt == 4:
+                    return CRASH
+                searched = next(t.value for t in trials if t.number == number)
+                return TRUE.get(number, searched) * speed * (1 + attempt / 1000)
+
+            launched(trials, spec, value_of)
+        return trials, spec
+
+    @pytest.mark.parametrize(
+        "days",
+        [
+            pytest.param(
+                [(1, 1, [(1, 120)], None), (0.8, 1, [(2, 130)], None), (1.2, 1, [(3, 140)], None)], id="third"
+            ),
+            pytest.param([(1, 1, [(1, 140)], None), (1.2, 2, [(3, 130)], None)], id="one more leader than before"),
+            pytest.param([(1, 1, [(1, 150)], 1), (1.2, 1, [(3, 140)], None)], id="after one that failed"),
+        ],
+    )
+    def test_a_later_leader_that_is_slower_is_not_proved_by_a_faster_day(self, days):
+        trials, spec = self.confirmed(days)
+        found = lead(trials[-1], trials[0], spec)
+        assert found.launches == 2
+        assert found.gain == pytest.approx(-0.1, abs=0.01)
+        assert winner(trials, spec).number != 3
+
+
+def test_a_goodput_of_nothing_in_a_confirmation_is_no_lead_of_the_search():
+    base = trial(0, 100, (100, 101), baseline=True)
+    found = lead(trial(1, 120, (0.0, 0.0)), base, SPEC)
+    assert (found.gain, found.launches, found.proved) == (-1.0, 2, False)
+    assert winner([base, trial(1, 120, (0.0, 0.0))], SPEC).number == 0

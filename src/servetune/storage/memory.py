@@ -23,7 +23,7 @@ from servetune.core.node import LaunchSpec, NodeFacts
 from servetune.core.study import StoredStudy, StudyRunState, StudySpec
 from servetune.core.trial import Outcome, RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.storage.ledger import checked_s
-from servetune.storage.times import now
+from servetune.storage.times import after, now
 from servetune.storage.trials import outcome_is_final
 
 _STATES = {
@@ -64,6 +64,7 @@ class MemoryStore:
         self._answers: dict[tuple[int, int], AnswerRecord] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._ledger: dict[str, float] = defaultdict(float)
+        self._latest: str | None = None  # start of the last run
         self._learned: dict[str, LearnedConstraint] = {}
         self._records: dict[int, TrialRecord] = {}  # of finished trials; dropped when a run is added
 
@@ -117,8 +118,9 @@ class MemoryStore:
             self._answers.pop(key, None)
         else:
             self._by_trial[trial].append(key)
+        self._latest = after(self._latest)
         self._runs[key] = RunRecord(
-            trial=trial, attempt=attempt, purpose=purpose, launch=launch, facts=facts, started_at=now()
+            trial=trial, attempt=attempt, purpose=purpose, launch=launch, facts=facts, started_at=self._latest
         )
         self._records.pop(trial, None)
 

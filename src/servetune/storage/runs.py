@@ -24,15 +24,19 @@ from servetune.storage.tables import answers
 from servetune.storage.tables import measurement as measurements
 from servetune.storage.tables import phase as phases
 from servetune.storage.tables import run as runs
-from servetune.storage.times import now
+from servetune.storage.times import after, now
 
 Key = tuple[str, int, int]  # study, trial, attempt
 
 
 def begin(connection: Connection, key: Key, purpose: RunPurpose, launch: LaunchSpec, facts: NodeFacts) -> None:
-    """A new run. An interrupted one under the same key goes, with all its parts; the ledger keeps its node seconds."""
+    """A new run. An interrupted one under the same key goes, with all its parts; the ledger keeps its node seconds.
+
+    It starts after every other run of the study, whatever the clock says: the confirmation goes by the order.
+    """
     _discard_interrupted(connection, key)
     study, trial, attempt = key
+    latest = connection.execute(sa.select(sa.func.max(runs.c.started_at)).where(runs.c.study == study)).scalar()
     values = {
         "study": study,
         "trial": trial,
@@ -40,7 +44,7 @@ def begin(connection: Connection, key: Key, purpose: RunPurpose, launch: LaunchS
         "purpose": purpose,
         "launch": dump(launch),
         "facts": dump(facts),
-        "started_at": now(),
+        "started_at": after(latest),
         "node_s": 0.0,
         "log_facts": "{}",
         "log_warnings": "[]",

@@ -10,6 +10,12 @@ def now() -> str:
     return _text(datetime.now(UTC))
 
 
+def after(time: str | None) -> str:
+    """Time of this machine's clock, or one millisecond after `time` where the clock was set back."""
+    read = now()
+    return read if time is None or read > time else later(time, 0.001)
+
+
 def later(time: str, delay_s: float) -> str:
     """`time` plus `delay_s` seconds."""
     return _text(datetime.fromisoformat(time) + timedelta(seconds=delay_s))

@@ -23,7 +23,7 @@ from servetune.core.trial import RunPurpose, RunRecord, TrialRecord, TrialState
 from servetune.tuner.effects import is_the_baseline
 from servetune.tuner.estimate import estimated
 from servetune.tuner.judge import is_the_configurations
-from servetune.tuner.turns import Sides, sides
+from servetune.tuner.turns import Sides, baseline_is_due, sides
 
 #: Chance that the reported interval misses the true lead.
 ERROR = 0.05
@@ -65,40 +65,26 @@ class Lead(Frozen):
 def next_launch(spec: StudySpec, trials: Sequence[TrialRecord], may_go_on: bool = True) -> Candidate | None:
     """What the confirmation launches next, interleaved; None when it is over. A function of what was launched alone.
 
-    Every leader and the baseline `launches` times; then, while the interval leaves open who is ahead and `may_go_on`
-    (there is node time left), further rounds up to `confirm.most`. A leader that fails gives its place to the next one.
-    One that came up after another had been confirmed is launched in turn with the baseline again: nodes drift.
+    Every leader `launches` times, the baseline before each round; then, while the interval leaves open who is ahead and
+    `may_go_on` (there is node time left), further rounds up to `confirm.most`. A leader that fails gives its place to
+    the next one. One that came up after another had been confirmed takes turns with the baseline of its own.
     """
     ahead = leaders(trials, spec)
     if not ahead or spec.confirm.launches == 0:
         return None
     tries = spec.retries.transient + 1  # the first ones belong to the search
-    contenders = [*baselines(trials), *ahead]
-    done = _counted(spec, trials, contenders, tries)
-    last = min(contenders, key=lambda t: done[t.number])
+    done = {t.number: len(_over(t, tries)) for t in ahead}
+    last = min(ahead, key=lambda t: done[t.number])
+    base = next(iter(baselines(trials)), None)
     whole = max(done.values()) == done[last.number]  # nobody waits for the rest of a round
     if done[last.number] >= spec.confirm.launches and whole:
         over = done[last.number] >= spec.confirm.rounds_at_most or not may_go_on
-        if over or _decided(ahead, next(iter(baselines(trials)), None), spec):
+        if over or _decided(ahead, base, spec):
             return None
-    return Candidate(trial=last.number, attempt=_free_attempt(last, tries), assignment=last.assignment)
-
-
-def _counted(
-    spec: StudySpec, trials: Sequence[TrialRecord], contenders: Sequence[TrialRecord], tries: int
-) -> dict[int, int]:
-    """Trial number → rounds that count. Told by numbers of rounds alone: a node's clock may be set.
-
-    The baseline's rounds with an earlier leader, which is none any more, do not count for one that came up later.
-    """
-    done = {t.number: len(_over(t, tries)) for t in contenders}
-    base = next((t.number for t in contenders if t.baseline), None)
-    ours = [count for number, count in done.items() if number != base]
-    others = [t for t in trials if t.number not in done and not failed_again(t)]
-    earlier = max((len(_over(t, tries)) for t in others), default=0)
-    if base is not None and (min(ours) < spec.confirm.launches or done[base] > max(ours)):
-        done[base] = max(0, done[base] - earlier)
-    return done
+    others = [_rounds(t, tries) for t in trials if t is not last and not t.baseline]
+    due = base is not None and baseline_is_due(_rounds(last, tries), _rounds(base, tries), others)
+    record = base if base is not None and due else last
+    return Candidate(trial=record.number, attempt=_free_attempt(record, tries), assignment=record.assignment)
 
 
 def _free_attempt(record: TrialRecord, tries: int) -> int:
@@ -112,10 +98,18 @@ def _free_attempt(record: TrialRecord, tries: int) -> int:
 
 def _over(record: TrialRecord, tries: int) -> set[int]:
     """Numbers of the confirmation's rounds that are over, tries after transient failures not counted."""
+    return {run.attempt // tries for run in _rounds(record, tries)}
+
+
+def _rounds(record: TrialRecord, tries: int) -> Sequence[RunRecord]:
+    """The last launch of each round that is over."""
     runs = [run for run in record.runs if run.purpose is RunPurpose.CONFIRM and run.finished_at]
-    over = [run for run in runs if run.failure is None or run.failure.verdict is not Verdict.RETRY]
-    last = [run for run in runs if run.attempt % tries == tries - 1]
-    return {run.attempt // tries for run in (*over, *last)}
+    ended = {
+        run.attempt // tries: run
+        for run in runs
+        if run.failure is None or run.failure.verdict is not Verdict.RETRY or run.attempt % tries == tries - 1
+    }
+    return list(ended.values())
 
 
 def _decided(ahead: Sequence[TrialRecord], base: TrialRecord | None, spec: StudySpec) -> bool:
@@ -195,8 +189,12 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
     runs, turns = compared(record, baseline, spec)
     ours, theirs = _run_values(runs, spec), _run_values(turns.beside, spec)
     others = [_run_values(turns.before, spec), _run_values(turns.after, spec)]
-    if len(ours) < 1 or min([*ours, *theirs, *others[0], *others[1]], default=0.0) <= 0:
+    if len(ours) < 1 or min([*theirs, *others[0], *others[1]], default=0.0) <= 0:
         return Lead(trial=record.number, gain=record.value / baseline.value - 1)
+    if min(ours) <= 0:  # a goodput of nothing has no logarithm; it proves nothing good
+        ratio = fmean(ours) / fmean(theirs) - 1
+        counts = {"launches": len(ours), "baseline_launches": len(theirs)}
+        return Lead(trial=record.number, gain=ratio, low=-1.0, high=max(ratio, 0.0), **counts)
     logs, base = [math.log(v) for v in ours], [math.log(v) for v in theirs]
     difference = fmean(logs) - fmean(base)
     apart = [[math.log(v) for v in values] for values in others]
