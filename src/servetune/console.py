@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from servetune.core.benchmark import Progress
+from servetune.core.engine import Violation
 from servetune.core.events import (
     ConfirmationStarted,
     Event,
@@ -168,15 +169,15 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console, self._standing = console, Standing()
-        self._rejections = Counter[str]()  # by rule, since the last launch
+        self._rejections = Counter[str]()  # by what rejects, since the last launch
 
     def on(self, event: Event) -> None:
         """Print the event when it matters."""
         self._standing.take(event)
         if isinstance(event, TrialEnded) and event.record.rejected:
-            rule = event.record.rejected[0].rule
-            self._rejections[rule] += 1
-            if self._rejections[rule] > REJECTIONS_SHOWN:
+            named = _rejecting(event.record.rejected[0])
+            self._rejections[named] += 1
+            if self._rejections[named] > REJECTIONS_SHOWN:
                 return
         elif isinstance(event, TrialStarted | ConfirmationStarted):
             self.count_rejections()
@@ -184,8 +185,10 @@ class PlainView:
 
     def count_rejections(self) -> None:
         """Print how many were rejected beyond those that were shown."""
-        more = {rule: count - REJECTIONS_SHOWN for rule, count in self._rejections.items() if count > REJECTIONS_SHOWN}
-        self._print(f"  … and {count} more trials rejected by {rule}" for rule, count in more.items())
+        more = {
+            named: count - REJECTIONS_SHOWN for named, count in self._rejections.items() if count > REJECTIONS_SHOWN
+        }
+        self._print(f"  … and {counted(count, 'more trial')} rejected {named}" for named, count in more.items())
         self._rejections.clear()
 
     def _print(self, lines: Iterable[str]) -> None:
@@ -224,6 +227,13 @@ class PlainView:
         best = self._standing.best
         lead = "" if best is None else f"; best so far trial {best.number}: {tokens_per_s(best.value)}"
         return f"{lead}; {duration(self._standing.node_s)} of node time spent"
+
+
+def _rejecting(violation: Violation) -> str:
+    """`by RULE`; a learned constraint has no name, so what it says stands for it."""
+    if violation.layer != "learned":
+        return f"by {violation.rule}"
+    return f"because {violation.message.partition(': ')[0]}"
 
 
 def _first_warnings(warnings: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from servetune.cli._provenance import how_it_failed
+from servetune.core.knowledge import Clause, LearnedConstraint
 from servetune.storage import StudyStore
 
 SAYS = "moe-a2a-backend deepep with tp-size 8 cannot work"
@@ -30,6 +31,10 @@ def test_a_trial_is_diagnosed_by_its_number(taught):
     dead = json.loads(taught("diagnose", "first", "--trial", 1, "--json").stdout)
     assert (dead["class"], dead["phase"], dead["blamed"]) == ("comm_init", "load", ["--moe-a2a-backend"])
     assert dead["timeline"]
+    assert dead["simulated"] is True
+    shown = taught("diagnose", "first", "--trial", 1).stdout
+    assert shown.startswith("SIMULATED: every number below was invented")
+    assert "Timeline (seconds between the log's stamps; " in shown
     assert "no failure (class none)" in taught("diagnose", "first", "--trial", 0).stdout
     assert "no trial 99" in taught("diagnose", "first", "--trial", 99, status=2).stderr
     log = taught.folder / "studies" / "first" / "trials" / "1" / "server.log"
@@ -67,9 +72,13 @@ def test_each_part_has_an_example_and_a_whole_summary(servetune, name):
 
 def test_knowledge_is_passed_on_and_spares_the_next_study_the_crash(taught):
     file = taught.folder / "first.json"
-    assert "1 learned constraints written" in taught("knowledge", "export", file, "--study", "first").stdout
+    assert "1 learned constraint written" in taught("knowledge", "export", file, "--study", "first").stdout
     other = f"sqlite:///{taught.folder}/other/studies.db"
-    assert "1 learned constraints imported" in taught("knowledge", "import", file, "--storage", other).stdout
+    imported = taught("knowledge", "import", file, "--storage", other).stdout
+    assert imported == f"1 learned constraint read from {file}, 1 of them new\n"
+    again = taught("knowledge", "import", file, "--storage", other).stdout
+    assert "1 learned constraint read" in again
+    assert "0 of them new; lessons and confidence of those known already are merged" in again
     assert taught("status", "--storage", other).stdout.startswith("no studies yet in ")
     assert taught("status", "--storage", other, "--json").stdout == "[]\n"
     assert taught("knowledge", "export", "--storage", other).stdout.strip() == file.read_text().strip()
@@ -79,6 +88,20 @@ def test_knowledge_is_passed_on_and_spares_the_next_study_the_crash(taught):
     assert "comm_init" not in out.replace("(comm_init", "").replace(": comm_init in load", "")
     trials = json.loads(taught("status", "second", "--json", "--storage", other).stdout)["trials"]
     assert [trial["state"] for trial in trials[1:3]] == ["rejected", "rejected"]
+
+
+def test_an_export_of_nothing_says_why(servetune):
+    database = f"sqlite:///{servetune.folder}/studies.db"
+    with StudyStore.open(database) as store:
+        empty = servetune("knowledge", "export", "--storage", database)
+        assert json.loads(empty.stdout)["constraints"] == []
+        assert empty.stderr.startswith("note: this database learned nothing: ")
+        wrong = LearnedConstraint(slug="oom", forbids=(Clause(flag="x", any_of=(1,)),), confidence=1)
+        store.learn(wrong)
+        store.withdraw_constraint(wrong.key, "it worked")
+    told = servetune("knowledge", "export", "--storage", database).stderr
+    assert told.startswith("note: all that this database learned turned out wrong; `--withdrawn` exports it")
+    assert servetune("knowledge", "export", "--withdrawn", "--storage", database).stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,23 @@ def test_a_constraint_covers_what_satisfies_every_clause():
     assert not constraint.model_copy(update={"withdrawn": "it worked"}).covers({"tp": 8, "mem": 0.95})
 
 
+@pytest.mark.parametrize(
+    ("flag", "above", "said"),
+    [
+        ("mem-fraction-static", 0.9195, "mem-fraction-static ≥ 0.92"),
+        ("cuda-graph-max-bs", 439, "cuda-graph-max-bs ≥ 440"),
+        ("mem-fraction-static", 0.89, "mem-fraction-static above 0.89"),
+        ("mem-fraction-static", 0.92478, "mem-fraction-static above 0.92478"),
+    ],
+)
+def test_a_bound_reads_as_the_value_that_was_tried(flag, above, said):
+    clause = Clause(flag=flag, above=above)
+    assert clause.said() == said
+    assert Clause(flag=flag, above=above, below=above + 9).said().startswith(f"{said} and below ")
+    if "≥" in said:
+        assert clause.holds({flag: type(above)(said.split()[-1])})
+
+
 def test_a_constraint_forbids_something():
     with pytest.raises(ValidationError, match="forbids"):
         LearnedConstraint(slug="oom", forbids=(), confidence=1)

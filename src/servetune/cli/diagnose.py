@@ -20,6 +20,7 @@ from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.core.trial import TrialRecord
 from servetune.engines.sglang.logs import SglangLogReader
+from servetune.report import SIMULATED
 from servetune.storage import StudyStore
 from servetune.tuner.launches import log_dir
 from servetune.tuner.session import study_dir
@@ -46,6 +47,10 @@ _AGAIN = {
     False: "the same command may pass",
     None: "unknown whether it repeats",
 }
+#: A simulated server stamps its lines by the real clock and speaks of its own, which runs faster.
+CLOCKS = (
+    "Timeline (seconds between the log's stamps; what its lines say, such as elapsed=…, is the simulated node's time)"
+)
 
 
 @click.command(epilog=EXAMPLE)
@@ -60,7 +65,8 @@ def command(log: str, trial: int | None, storage: str, as_json: bool) -> None:
     """
     if trial is not None:
         with open_store(storage) as store:
-            show(*of_trial(store, log, trial), as_json)
+            reader, failure, simulated = of_trial(store, log, trial)
+        show(reader, failure, as_json, simulated)
         return
     if log == "-":
         reader = read_log(sys.stdin.buffer)
@@ -77,8 +83,9 @@ def command(log: str, trial: int | None, storage: str, as_json: bool) -> None:
     show(reader, reader.diagnose(None), as_json)
 
 
-def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader, Failure]:
-    """The log of a trial's last finished launch, and the failure that the tuner stored, which knows more than the log.
+def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader, Failure, bool]:
+    """The log of a trial's last finished launch, the failure that the tuner stored, which knows more than the log, and
+    whether the node was simulated.
 
     Raises UsageError for a trial that does not exist or was never launched. A log that is not on this machine counts
     as empty.
@@ -97,10 +104,10 @@ def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader
     except OSError as error:
         click.echo(f"the log is not here ({error.filename}: {error.strerror}); this is what was stored", err=True)
         reader = SglangLogReader(record.assignment)
-    stored = runs[-1].failure
+    stored, simulated = runs[-1].failure, runs[-1].facts.simulated
     if stored is None and reader.facts()["lines"]:
-        return reader, reader.diagnose(None)
-    return reader, stored or WORKED
+        return reader, reader.diagnose(None), simulated
+    return reader, stored or WORKED, simulated
 
 
 def _why_not(record: TrialRecord) -> str:
@@ -140,19 +147,21 @@ def diagnose_text(
     return reader.report(reader.diagnose(exit, hint))
 
 
-def show(reader: SglangLogReader, failure: Failure, as_json: bool) -> None:
-    """One screen for people, or one JSON object."""
-    report = reader.report(failure)
+def show(reader: SglangLogReader, failure: Failure, as_json: bool, simulated: bool = False) -> None:
+    """One screen for people, or one JSON object, which says `simulated` of a simulated node's log."""
+    report = {**reader.report(failure), **({"simulated": True} if simulated else {})}
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return
     shown = console()
+    if simulated:
+        shown.print(SIMULATED, markup=False, soft_wrap=True)
     _verdict(shown, report, failure.message, reader.is_foreign)
     _evidence(shown, report["evidence"])
     _blamed(shown, reader, report["blamed"])
     _repairs(shown, report["repair"])
     _not_in_effect(shown, report["not_in_effect"])
-    _timeline(shown, report["timeline"])
+    _timeline(shown, report["timeline"], CLOCKS if simulated else "Timeline")
 
 
 def _verdict(shown: Console, report: Mapping[str, Any], cause: str, foreign: bool) -> None:
@@ -219,7 +228,7 @@ def _not_in_effect(shown: Console, items: Sequence[Mapping[str, Any]]) -> None:
     _section(shown, "Not in effect", table)
 
 
-def _timeline(shown: Console, entries: Sequence[Mapping[str, Any]]) -> None:
+def _timeline(shown: Console, entries: Sequence[Mapping[str, Any]], title: str) -> None:
     if not entries:
         return
     table = Table.grid(padding=(0, 2))
@@ -227,7 +236,7 @@ def _timeline(shown: Console, entries: Sequence[Mapping[str, Any]]) -> None:
         seconds = "" if entry["seconds"] is None else f"{entry['seconds']:.0f} s"
         memory = "" if entry["available_gib"] is None else f"{entry['available_gib']:.1f} GB free"
         table.add_row(f"line {entry['line']}", entry["phase"], Text(seconds, justify="right"), memory)
-    _section(shown, "Timeline", table)
+    _section(shown, title, table)
 
 
 def _section(shown: Console, title: str, table: Table) -> None:

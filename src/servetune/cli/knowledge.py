@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from servetune.cli._options import open_store, storage_option
 from servetune.core.errors import UsageError
 from servetune.core.knowledge import LearnedConstraint
+from servetune.core.quantities import counted
 from servetune.storage import StudyStore
 
 EXAMPLE = """
@@ -55,9 +56,12 @@ def command() -> None:
 def export(file: str, study: str | None, withdrawn: bool, storage: str) -> None:
     """Write the learned constraints as JSON to FILE (or - for stdout)."""
     with open_store(storage) as store:
-        found = [one for one in store.learned(withdrawn=withdrawn) if _is_of(one, study)]
         if study is not None:
             store.study(study)
+        every = [one for one in store.learned(withdrawn=True) if _is_of(one, study)]
+    found = [one for one in every if withdrawn or not one.withdrawn]
+    if not found:
+        click.echo(f"note: {_why_none(study, len(every))}", err=True)
     text = json.dumps(
         {"format": FORMAT, "version": VERSION, "constraints": [one.model_dump(mode="json") for one in found]}, indent=2
     )
@@ -68,7 +72,17 @@ def export(file: str, study: str | None, withdrawn: bool, storage: str) -> None:
         Path(file).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another file, or - for stdout") from error
-    click.echo(f"{len(found)} learned constraints written to {file}")
+    click.echo(f"{counted(len(found), 'learned constraint')} written to {file}")
+
+
+def _why_none(study: str | None, withdrawn: int) -> str:
+    """Why nothing is exported."""
+    whose = "this database" if study is None else f"study {study!r}"
+    if withdrawn:
+        return (
+            f"all that {whose} learned turned out wrong; `--withdrawn` exports it: {counted(withdrawn, 'constraint')}"
+        )
+    return f"{whose} learned nothing: only a launch that fails for its flags, and surely so, teaches a constraint"
 
 
 def _is_of(constraint: LearnedConstraint, study: str | None) -> bool:
@@ -82,8 +96,9 @@ def import_(file: str, storage: str) -> None:
     """Add the learned constraints of FILE (or - for stdin) to the study database, which is made when there is none."""
     found = parse(_read(file), file)
     with StudyStore.open(storage) as store:
-        store.learn_all(found)
-    click.echo(f"{len(found)} learned constraints imported from {file}")
+        new = store.learn_all(found)
+    known = "; lessons and confidence of those known already are merged" if new < len(found) else ""
+    click.echo(f"{counted(len(found), 'learned constraint')} read from {file}, {new} of them new{known}")
 
 
 def _read(file: str) -> bytes:

@@ -31,10 +31,10 @@ class Clause(Frozen):
         return self
 
     def said(self) -> str:
-        """In words: `moe-a2a-backend deepep`, `mem-fraction-static below 0.827`."""
+        """In words: `moe-a2a-backend deepep`, `mem-fraction-static below 0.827`, `cuda-graph-max-bs ≥ 440`."""
         if self.any_of:
             return f"{self.flag} {' or '.join(_word(value) for value in self.any_of)}"
-        bounds = [f"above {self.above:g}"] if self.above is not None else []
+        bounds = [_above(self.above)] if self.above is not None else []
         bounds += [f"below {self.below:g}"] if self.below is not None else []
         return f"{self.flag} {' and '.join(bounds)}"
 
@@ -54,6 +54,17 @@ def _word(value: Choice) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def _above(bound: float) -> str:
+    """A bound that a crash taught lies just below what was tried, which is what a person knows: that stands there.
+
+    Whole numbers are one apart, and half a thousandth is kept below a share.
+    """
+    if bound >= 1 and bound == int(bound):
+        return f"≥ {int(bound) + 1}"
+    tried = round(bound + 5e-4, 3)
+    return f"≥ {tried:g}" if abs(tried - bound - 5e-4) < 1e-9 else f"above {bound:g}"
 
 
 class Scope(Frozen):

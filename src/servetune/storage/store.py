@@ -220,11 +220,13 @@ class StudyStore:
         with self._database.write() as connection:
             return constraints.learn(connection, constraint)
 
-    def learn_all(self, learned: Sequence[LearnedConstraint]) -> None:
-        """As `learn`, of all of them or of none."""
+    def learn_all(self, learned: Sequence[LearnedConstraint]) -> int:
+        """As `learn`, of all of them or of none. Returns how many were not known before."""
         with self._database.write() as connection:
+            known = {one.key for one in constraints.every(connection, withdrawn=True)}
             for constraint in learned:
                 constraints.learn(connection, constraint)
+        return len({one.key for one in learned} - known)
 
     def learned(self, *, withdrawn: bool = False) -> tuple[LearnedConstraint, ...]:
         """Every constraint that applies, oldest first; with `withdrawn`, the others too. Scopes are not looked at."""

@@ -88,7 +88,7 @@ def lower_fraction(draft: Draft) -> None:
             return
         value = highest
     if value > 0:
-        draft.add("mem-fraction-static", value, _lower_reason(numbers, now, deficit))
+        draft.add("mem-fraction-static", value, _lower_reason(numbers, now))
 
 
 def _fraction_from_pool(draft: Draft) -> float | None:
@@ -98,10 +98,11 @@ def _fraction_from_pool(draft: Draft) -> float | None:
     return round(1 - end / before, 3) if before and end is not None and before > end else None
 
 
-def _lower_reason(numbers: Numbers, now: float, deficit: float) -> str:
+def _lower_reason(numbers: Numbers, now: float) -> str:
     if numbers.tried is not None and numbers.free is not None:
+        missing = max(0.0, round(numbers.tried, 2) - round(numbers.free, 2))  # of the numbers that are shown
         return (
-            f"{numbers.tried:.2f} GiB were wanted and {numbers.free:.2f} free: {deficit:.2f} GiB missing beside {now:g}"
+            f"{numbers.tried:.2f} GiB were wanted and {numbers.free:.2f} free: {missing:.2f} GiB missing beside {now:g}"
         )
     return f"{now:g} leaves too little beside the pool"
 
