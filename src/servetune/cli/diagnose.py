@@ -178,6 +178,8 @@ def _verdict(shown: Console, report: Mapping[str, Any], cause: str, foreign: boo
         alive = report["verdict"] == "none"
         again = "the server works" if alive else _AGAIN[report["deterministic"]]
         shown.print(Text(f"{report['verdict']}: {_SAYS[report['verdict']]}; {again}"))
+    if report["advice"]:
+        shown.print(Text.assemble(("Next: ", "bold"), report["advice"]))
 
 
 def _evidence(shown: Console, evidence: Sequence[Mapping[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 
 import click
@@ -162,7 +163,8 @@ def _unknown_first(report: Report, shown: Console) -> None:
 
 def _failures(report: Report, shown: Console) -> None:
     if report.failures:
-        shown.print("What failed:", markup=False, soft_wrap=True)
+        more = f"servetune diagnose {shlex.quote(report.study)} --trial N"
+        shown.print(f"What failed (why, and what to do next: `{more}`):", markup=False, soft_wrap=True)
     for group in report.failures:
         trials = ", ".join(map(str, group.trials))
         shown.print(f"  {group.slug} in {group.phase}, trial {trials}: {group.message}", markup=False, soft_wrap=True)

@@ -49,7 +49,7 @@ class Failure(Frozen):
     """Why a run failed. `slug` is the failure class (e.g. `kv_budget`); `unknown` when nothing decided.
 
     `named`: those of `blamed` that the log itself points at, by name, by value or by what its words are about; the
-    others are only suspected.
+    others are only suspected. `advice`: what a person does next, where no change of a flag mends it.
     """
 
     slug: str
@@ -61,4 +61,5 @@ class Failure(Frozen):
     blamed: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
+    advice: str | None = None
     confidence: float = Field(default=0.5, ge=0, le=1)

@@ -25,6 +25,7 @@ KEYS = [
     "evidence",
     "blamed",
     "repair",
+    "advice",
     "timeline",
     "not_in_effect",
     "confidence",

@@ -21,7 +21,7 @@ def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]
     """A failure as scripts read it; flags spelled as on the command line, variables by their names.
 
     `{class, phase, verdict, deterministic, first_rank, evidence: [{line, text}], blamed: […],
-    repair: [{flag, value, reason}], timeline: […], not_in_effect: […], confidence}`.
+    repair: [{flag, value, reason}], advice, timeline: […], not_in_effect: […], confidence}`.
     """
     return {
         "class": failure.slug,
@@ -32,6 +32,7 @@ def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]
         "evidence": [evidence.model_dump() for evidence in failure.evidence],
         "blamed": [typed(flag) for flag in failure.blamed],
         "repair": [{"flag": typed(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
+        "advice": failure.advice,
         "timeline": timeline(run.progress, run.end_s),
         "not_in_effect": [{**item, "flag": typed(item["flag"])} for item in not_in_effect(run, assignment)],
         "confidence": failure.confidence,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from servetune.core.failure import Phase, Verdict
 from servetune.core.space import Frozen
+from servetune.engines.sglang._advice_facts import checked
 from servetune.engines.sglang._line_checks import CHECKS, Check
 
 Strength = Literal["root", "warning", "secondary", "alive"]
@@ -29,6 +30,10 @@ When = Literal[
     "unaccused",
     "redundant",
     "nccl_environment",
+]
+#: One sentence, or several of which the first is said whose facts the deciding lines have.
+Advice = Annotated[
+    tuple[str, ...], BeforeValidator(lambda said: (said,) if isinstance(said, str) else said), AfterValidator(checked)
 ]
 
 
@@ -48,10 +53,12 @@ class Signature(Frozen):
     when: When = ""
     check: Check = ""
     explained_by: str = ""
+    beside: str = ""
     all_ranks: bool = False
     blame: tuple[str, ...] | Literal["auto"] = ()
     repair: tuple[Step, ...] = ()
     cause: str
+    advice: Advice = ()
     verdict: Verdict | None = None
     unasked: Verdict | None = None
     deterministic: bool | Literal["class"] | None = "class"
@@ -76,6 +83,7 @@ class FailureClass(Frozen):
     what: str
     verdict: Verdict
     deterministic: bool | None
+    advice: Advice = ()
     signatures: tuple[Signature, ...]
 
 
@@ -98,6 +106,11 @@ class Entry(Frozen):
     def verdict(self) -> Verdict:
         """Of the signature, else of the class."""
         return self.signature.verdict or self.owner.verdict
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Of the signature, else of the class."""
+        return self.signature.advice or self.owner.advice
 
     @property
     def deterministic(self) -> bool | None:

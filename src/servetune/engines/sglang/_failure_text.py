@@ -49,6 +49,7 @@ def evidence_of(cause: Cause, lead: tuple[int, str] | None, causes: Sequence[Cau
         lines.append(run.native.line)
     if cause.trace is not None and not cause.trace.fatal:  # logged once where it arose, once where the process died
         lines += [(one.line, one.line_text) for one in causes if one.line_text == cause.line_text][:2]
+    lines += [(number, text) for number, text, _ in run.explaining.get(cause.entry.signature.beside, ())][:2]
     if cause.entry.signature.all_ranks:
         lines += [(one.line, one.line_text) for one in causes if one.entry == cause.entry][:8]
     memory = run.progress.memory_lines

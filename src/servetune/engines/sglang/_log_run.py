@@ -10,6 +10,7 @@ from typing import Any
 from servetune.core.failure import Phase
 from servetune.core.space import Value
 from servetune.engines.sglang import _log_answers, _log_args, _log_notices, _log_phases, _log_scores
+from servetune.engines.sglang._advice_facts import FREE_SPACE
 from servetune.engines.sglang._failure_table import Entry
 from servetune.engines.sglang._log_answers import ANSWERS, Answer
 from servetune.engines.sglang._log_lines import Line, LineCleaner
@@ -231,6 +232,8 @@ class Run:
             self._explain("assertion_line", line)
         elif topics.compiler and _log_notices.COMPILER_ERROR.search(text):
             self._explain("compiler_error", line)
+        elif topics.space and FREE_SPACE.search(text):
+            self._explain("free_space", line)
         if topics.worry and self.worry is None and _log_notices.worries(text):
             self.worry = (line.number, text[:MAX_EVIDENCE_TEXT], self.progress.phase)
         entry = next((one for one in topics.entries if self._applies(one, text if one.quotes else about)), None)

@@ -14,7 +14,14 @@ from functools import cache, lru_cache
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from servetune.engines.sglang import _log_answers, _log_changes, _log_notices, _log_phases, _log_scores
+from servetune.engines.sglang import (
+    _advice_facts,
+    _log_answers,
+    _log_changes,
+    _log_notices,
+    _log_phases,
+    _log_scores,
+)
 from servetune.engines.sglang._failure_table import Entry, compiled, entries
 
 #: Shapes whose topics are remembered.
@@ -64,6 +71,7 @@ class Topics:
     nccl_warn: bool
     assertion: bool
     compiler: bool
+    space: bool
     notice: bool
     answer: bool
     score: bool
@@ -119,6 +127,7 @@ def _patterns() -> dict[str, list[re.Pattern[str]]]:
         "nccl_warn": [_log_notices.NCCL_WARN],
         "assertion": [_log_notices.ASSERTION_LINE],
         "compiler": [_log_notices.COMPILER_ERROR],
+        "space": [_advice_facts.FREE_SPACE],
         "answer": [_log_answers.HINTS],
         "score": [_log_scores.HINTS],
         "notice": [*(notice.text for notice in _log_notices.NOTICES), _log_notices.NOT_AVAILABLE, _log_changes.CHANGED],

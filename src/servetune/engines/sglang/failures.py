@@ -15,6 +15,7 @@ from typing import Any
 from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
+from servetune.engines.sglang._failure_advice import UNKNOWN, advice_for
 from servetune.engines.sglang._failure_causes import Cause, causes_of, choose
 from servetune.engines.sglang._failure_signs import stuck_phase
 from servetune.engines.sglang._failure_table import entry
@@ -79,16 +80,18 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     repairs = repairs_for(signature.repair, draft)
     if not repairs and verdict is Verdict.INFEASIBLE and cause.trace is not None:
         repairs = repairs_for(("advised",), draft)
+    evidence = tuple(evidence_of(cause, lead, causes, run))
     return Failure(
         slug=cause.entry.owner.slug,
         phase=cause.phase,
         verdict=verdict,
         message=sentence(signature.cause, cause, lead, numbers, run),
         deterministic=cause.entry.deterministic,
-        evidence=tuple(evidence_of(cause, lead, causes, run)),
+        evidence=evidence,
         blamed=blamed,
         named=_named(cause, text, blamed, flags) if pointed_at else (),
         repairs=repairs,
+        advice=advice_for(cause.entry, verdict, repairs, evidence),
         confidence=_confidence(cause, causes)
         if pointed_at or not blamed
         else min(SUSPICION, _confidence(cause, causes)),
@@ -173,6 +176,7 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         evidence=tuple(as_evidence(lines)),
         blamed=blamed,
         repairs=repairs_for(("advised",), draft),
+        advice=UNKNOWN,
         confidence=0.3,
     )
 
@@ -187,6 +191,8 @@ def _table_failure(
     blamed = tuple(accused(text, "", flags) if signature.blame == "auto" else kept(signature.blame, flags)[:3])
     numbers = numbers_of(run, flags, "", {})
     draft = Draft(run, flags, numbers, text, {}, blamed, phase)
+    evidence = tuple(as_evidence(lines))
+    repairs = repairs_for(signature.repair, draft)
     values = {"at_frame": "", "first_line": lines[0][1].strip()[:200] if lines else "", **values}
     return Failure(
         slug=found.owner.slug,
@@ -194,9 +200,10 @@ def _table_failure(
         verdict=found.verdict,
         message=masked(signature.cause.format(**values)),
         deterministic=found.deterministic,
-        evidence=tuple(as_evidence(lines)),
+        evidence=evidence,
         blamed=blamed,
-        repairs=repairs_for(signature.repair, draft),
+        repairs=repairs,
+        advice=advice_for(found, found.verdict, repairs, evidence),
         confidence=signature.confidence,
     )
 
@@ -348,6 +355,7 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         verdict=Verdict.RETRY,
         message=message,
         evidence=tuple(as_evidence(lines)),
+        advice=None if is_foreign(run) else UNKNOWN,
         confidence=0.2,
     )
 
