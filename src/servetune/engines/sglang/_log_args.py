@@ -5,6 +5,7 @@ Both are read by a tokenizer of our own; nothing of a log is ever evaluated.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -142,9 +143,10 @@ def _flags(words: list[str]) -> Iterator[tuple[str, Value]]:
 def _typed(text: str) -> Value:
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        return text if value in (math.inf, -math.inf) or value != value else value
     return text
 
 

@@ -164,6 +164,8 @@ PATHS = (
 )
 
 
+#: Sizes from here on are nobody's.
+LARGEST = 10**15
 #: Frames of the libraries that attention backends call.
 _ATTENTION_LIBRARY = re.compile(r"(?:sgl_kernel/)?flash_(?:attn|mla)")
 #: A switch with a shorter name than this stands in paths by chance.
@@ -219,8 +221,14 @@ class LaunchFlags:
 
     def number(self, flag: str) -> float | None:
         """The value as a number; None when it is not one."""
-        value = self.value(flag)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return usable(self.value(flag))
+
+
+def usable(value: Any) -> float | None:
+    """A number that can be reckoned with; None for what is none, not finite, or larger than any size."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -LARGEST < value < LARGEST else None
 
 
 def kept(wanted: Iterable[str], flags: LaunchFlags) -> list[str]:

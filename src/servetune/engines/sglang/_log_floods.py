@@ -15,6 +15,7 @@ from typing import Any
 
 from servetune.engines.sglang._log_lines import LineCleaner
 from servetune.engines.sglang._log_notices import RETRACTION
+from servetune.engines.sglang._log_requests import shows_request
 from servetune.engines.sglang._log_run import NOTICES, PER_SIGNATURE, Run
 from servetune.engines.sglang._log_telling import is_dull
 from servetune.engines.sglang._log_words import inert, steady
@@ -138,7 +139,7 @@ class Floods:
                 break
 
     def _kind_of(self, shape: bytes, raw: bytes, known: str) -> Kind:
-        kind = Kind.NOTHING if is_dull(raw) else kind_of(raw, known)
+        kind = Kind.NOTHING if is_dull(raw) and not shows_request(raw) else kind_of(raw, known)
         if kind is not Kind.READ and _JSON in raw:
             return kind if kind is Kind.NOTHING else Kind.READ
         if len(shape) <= SHAPE_BYTES:
@@ -202,7 +203,10 @@ def _glance(run: Run, cleaner: LineCleaner, raw: _Raw | None) -> None:
 
 def kind_of(raw: bytes, known: str) -> Kind:
     """The kind of a raw line, whatever its numbers are; its status where it is an access line."""
-    texts = [line.text for line in LineCleaner(known).clean(0, raw)]
+    lines = LineCleaner(known).clean(0, raw)
+    texts = [line.text for line in lines]
+    if any(line.unclosed for line in lines):
+        return Kind.READ
     if all(map(inert, texts)):
         return Kind.NOTHING
     return Kind.REPEATS if all(inert(text) or steady(text) for text in texts) else Kind.READ

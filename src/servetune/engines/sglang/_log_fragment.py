@@ -43,7 +43,7 @@ def completed(text: bytes) -> Run | None:
     run, cleaner, missing = Run(), LineCleaner(), False
     for number, raw in enumerate(text.split(b"\n"), 1):
         for line in cleaner.clean(number, raw):
-            if not (run.tracebacks.is_open or run.native.is_open) and _lacks_header(line):
+            if run.skims and _lacks_header(line):
                 run.take(line._replace(text=HEADER.decode(), stamped=False))
                 missing = True
             run.take(line)

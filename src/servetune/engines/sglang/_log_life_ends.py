@@ -57,6 +57,8 @@ def _of_shape(shape: bytes) -> _Says:
     cleaner = LineCleaner()
     lines = cleaner.clean(0, shape)
     texts = [line.text for line in lines]
+    if any(line.unclosed for line in lines):
+        return _Says.MORE
     if cleaner.learned or any(parse_command(text) or parse_export(text) or shows_arguments(text) for text in texts):
         return _Says.MORE
     alone = len(lines) == 1 and lines[0].stamped and shape.startswith(b"[0000-")

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
+from servetune.engines.sglang import _log_requests
+
 #: A physical line longer than the sum is shortened to its first and last bytes (a `server_args=` line has about 20 KB).
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 16 * 1024
@@ -30,6 +32,7 @@ _SHORT_STAMP = re.compile(rf"^\[(?:\d\d-\d\d )?(\d\d:\d\d:\d\d){_RANKS}\] ?")
 _RANK_ONLY = re.compile(r"^\[([A-Z]{2,4}\d+(?: [A-Z]{2,4}\d+)*)\] ")
 _TORCH = re.compile(r"^\s?\[(rank\d+)\]:\s?(?:\[[EWIF]\d* ?[\d:.]* [^\]]*\]\s?)?")
 _NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
+_RETURN = re.compile(r"\r")
 _BAR = re.compile(r"%[|]|\d+it \[")
 #: "(head, rank=0, pid=8292) ", "(Actor(rank=3) pid=616) ": words and pairs, one of which names a process.
 _PAIR = r"\w+=[^\s,()\[\]<>=]+"
@@ -62,6 +65,7 @@ class Line(NamedTuple):
     rank: str | None = None
     source: str = ""  # container or pod that wrote it, where the log says so
     stamped: bool = False  # the engine's logger wrote it: a line of a traceback or of a library has no such prefix
+    unclosed: str = ""  # brackets that are open at its end, where it shows a request (`_log_requests`)
 
 
 class LineSplitter:
@@ -127,7 +131,7 @@ class LineCleaner:
             return (plain,)
         known = _cleaned if len(raw) <= REMEMBERED_BYTES else _cleaned.__wrapped__
         self.learned, lines = known(self.learned, raw)
-        return [Line(number, one.text, one.stamp_s, one.rank, one.source, one.stamped) for one in lines]
+        return [Line(number, *one[1:]) for one in lines]
 
     def peek(self, raw: bytes) -> Sequence[Line]:
         """The same, as number 0, without remembering a prefix."""
@@ -144,7 +148,8 @@ def _plain(number: int, raw: bytes) -> Line | None:
         return None
     if text.find("[", 1) > 0 and _STAMP.search(text, 1):
         return None
-    return Line(number, text[stamp.end() :], _seconds(stamp[1]), stamp[2].strip() or None, "", stamped=True)
+    line = Line(number, text[stamp.end() :], _seconds(stamp[1]), stamp[2].strip() or None, "", stamped=True)
+    return _own(line) if any(map(text.__contains__, _log_requests.HINTS)) else line
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -156,7 +161,7 @@ def _cleaned(learned: str, raw: bytes) -> tuple[str, tuple[Line, ...]]:
     lines: list[Line] = []
     for line in text.rstrip("\r\n").split("\n"):
         learned, source, rest = _strip_prefix(learned, _without_escapes(line))
-        lines += (_line(0, part, source) for part in _parts(rest))
+        lines += (_own(_line(0, part, source)) for part in _records(rest))
     return learned, tuple(lines)
 
 
@@ -200,12 +205,34 @@ def _unpack_json(text: str) -> str:
     """One object a line: Docker's json-file format, and loggers that write JSON. A traceback may be one message."""
     try:
         unpacked = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if not isinstance(unpacked, dict):
         return text
     told = (unpacked.get(key) for key in ("log", "message", "msg"))
     return next((log.rstrip("\r\n") for log in told if isinstance(log, str)), text)
+
+
+def _records(text: str) -> list[str]:
+    """The parts of a line, of which one may show a request: that one is not split, whatever it holds."""
+    if not any(map(text.__contains__, _log_requests.HINTS)):
+        return _parts(text)
+    starts = [0, *(stamp.start() for stamp in _STAMP.finditer(text, 1)), *(cr.end() for cr in _RETURN.finditer(text))]
+    for start in sorted(starts):
+        stamp = _STAMP.match(text, start)
+        behind = stamp.end() if stamp else start
+        found = _log_requests.own_words(text[behind:])
+        if found is not None:
+            end = behind + found[2]
+            rest = _parts(text[end:]) if _STAMP.search(text, end) else []
+            return [*(_parts(text[:start]) if start else []), text[start:end], *rest]
+    return _parts(text)
+
+
+def _own(line: Line) -> Line:
+    """Of a line that shows a request what the server says itself."""
+    found = _log_requests.own_words(line.text)
+    return line if found is None else line._replace(text=found[0], unclosed=found[1])
 
 
 def _parts(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from servetune.core.space import Value
 from servetune.engines.sglang._log_args import ARGUMENTS
 from servetune.engines.sglang._log_blocks import BlockReader
 from servetune.engines.sglang._log_life_ends import ends_for_certain
+from servetune.engines.sglang._log_requests import shows_request
 from servetune.engines.sglang._log_run import KNOWN_FLAGS, Run
 from servetune.engines.sglang._log_words import shapes_of
 
@@ -262,8 +263,9 @@ def _starts(block: bytes) -> Iterator[int]:
     at = 0
     while (found := block.find(_ARGS, at)) >= 0:
         at = block.index(b"\n", found) + 1
-        if ARGUMENTS.match(block, found):
-            yield block.rfind(b"\n", 0, found) + 1
+        start = block.rfind(b"\n", 0, found) + 1
+        if ARGUMENTS.match(block, found) and not shows_request(block[start:found]):
+            yield start
 
 
 def _statuses(shape: bytes, begin: int) -> Iterator[slice]:

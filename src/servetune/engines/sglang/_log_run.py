@@ -17,6 +17,7 @@ from servetune.engines.sglang._log_lines import Line, LineCleaner
 from servetune.engines.sglang._log_native import NativeStack
 from servetune.engines.sglang._log_notices import MAX_READ_TEXT, Notice
 from servetune.engines.sglang._log_phases import Progress
+from servetune.engines.sglang._log_requests import OpenRecord
 from servetune.engines.sglang._log_scores import SCORES, Score
 from servetune.engines.sglang._log_throughput import Throughput
 from servetune.engines.sglang._log_tracebacks import Body, Trace, TracebackAssembler
@@ -70,14 +71,15 @@ class Run:
     stamp_s: float = 0.0
     previous: Run | None = None  # the server that ran before in the same log
     native: NativeStack = field(default_factory=NativeStack)
+    request: OpenRecord = field(default_factory=OpenRecord)
     _before: Line | None = None
     _source: str = ""  # container that printed the arguments
     following: tuple[dict[str, Value], dict[str, str]] | None = None  # a command shown after this server's arguments
 
     @property
     def skims(self) -> bool:
-        """Whether lines that mean nothing may be skipped: no traceback is open."""
-        return not self.tracebacks.is_open and not self.native.is_open
+        """Whether lines that mean nothing may be skipped: no traceback and no record of a request is open."""
+        return not (self.tracebacks.is_open or self.native.is_open or self.request.is_open)
 
     @property
     def begun(self) -> bool:
@@ -87,7 +89,7 @@ class Run:
     @property
     def survives_tracebacks(self) -> bool:
         """Whether a traceback changes nothing but what is remembered of tracebacks."""
-        return self.progress.phase is not Phase.PARSE and not self.native.is_open
+        return self.progress.phase is not Phase.PARSE and not (self.native.is_open or self.request.is_open)
 
     @property
     def awaits_body(self) -> bool:
@@ -120,6 +122,10 @@ class Run:
 
     def take(self, line: Line) -> None:
         """Take one clean line."""
+        if self.is_quoted(line):
+            self.request.take(line.number, line.text)
+            return
+        self.request.begin(line.unclosed, line.number, line.source)
         before = self._before
         self.glance(line)
         self.native.take(line)
@@ -127,6 +133,10 @@ class Run:
             self._traceback(line, before)
         elif not self.tracebacks.take(line):
             self._plain(line)
+
+    def is_quoted(self, line: Line) -> bool:
+        """Whether a line belongs to the record of a request that is shown: its words are a user's."""
+        return self.request.covers(line.number, line.source, line.stamped)
 
     def _traceback(self, line: Line, before: Line | None) -> None:
         if _log_notices.DEATH.search(line.text):
@@ -296,7 +306,7 @@ class Run:
         A server that is killed while it loads says nothing; the same container then starts on the same port again.
         Replicas and the nodes of one server, which start together, print their arguments before anything is loaded.
         """
-        if not _log_args.shows_arguments(line.text):
+        if not _log_args.shows_arguments(line.text) or self.is_quoted(line):
             return False
         if self.decided and (self.effective or not line.source):
             return True

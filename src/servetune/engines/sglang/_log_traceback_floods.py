@@ -21,6 +21,7 @@ _BODIES, BODY_BYTES, _HEADERS, _HEADER_BYTES = 128, 64 * 1024, 512, 1024
 NO_BODY = (b"\r", b"\x1b", b'{"', b"[20", b"Fatal Python", b"server_args=")
 #: With any of these a header is more than that.
 _NO_HEADER = ("server_args=", "Fatal Python error")
+_END = HEADER.decode()
 _HEADER_LINE = HEADER + b"\n"
 #: Fewer units are read.
 _LEAST = 4
@@ -102,5 +103,5 @@ def _header(raw: bytes) -> Header:
     if len(lines) != 1 or not lines[0].stamped or b"\x1b" in raw or b"\0" in raw:
         return Header(False, False)
     text = lines[0].text
-    alone = not DEATH.search(text) and not any(map(text.__contains__, _NO_HEADER))
+    alone = text.endswith(_END) and not DEATH.search(text) and not any(map(text.__contains__, _NO_HEADER))
     return Header(alone, is_fatal_header(text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from servetune.engines.sglang._log_flags import usable
 from servetune.engines.sglang._repair_numbers import Draft, Numbers
 
 #: Added to the computed minimum, so that the pool holds more than nothing.
@@ -116,7 +117,7 @@ def _graph_flag(draft: Draft) -> str:
 def shrink_graphs(draft: Draft, why: str = "graphs of large batches take most of the memory") -> None:
     flag = _graph_flag(draft)
     sizes = [size for what, found in draft.run.progress.sizes.items() if "prefill" not in what for size in found]
-    largest = draft.current(flag) or (float(max(sizes)) if sizes else None)
+    largest = draft.current(flag) or usable(max(sizes, default=None))
     if largest is None or largest <= SMALLEST_GRAPH_BATCH:
         return
     draft.add(flag, max(SMALLEST_GRAPH_BATCH, int(largest) // 2), f"{why} (now up to {largest:g})")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from servetune.core.failure import Phase, Repair
 from servetune.core.space import Value
-from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._log_flags import LaunchFlags, usable
 from servetune.engines.sglang._log_run import Run
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -49,8 +49,8 @@ def numbers_of(run: Run, flags: LaunchFlags, text: str, groups: Mapping[str, str
     return Numbers(
         before=memory.get("before_load_gib"),
         after=memory.get("after_load_gib"),
-        minimum=float(minimum) if minimum else None,
-        fraction=float(fraction) if fraction is not None else _fraction_in(text),
+        minimum=usable(float(minimum)) if minimum else None,
+        fraction=usable(float(fraction)) if fraction is not None else _fraction_in(text),
         tried=_gib(_TRIED, text),
         free=_gib(_FREE, text),
         capacity=_gib(_CAPACITY, text),
@@ -107,7 +107,8 @@ class Draft:
         if number is not None and number >= 0:
             return number
         known = self.run.progress.pool.get(flag.replace("-", "_"))
-        return float(known) if known is not None and known > 0 else None
+        number = usable(known)
+        return number if number and number > 0 else None
 
     @property
     def drafted(self) -> bool:

@@ -74,6 +74,8 @@ _NOT_ABOVE_ONE = re.compile(
     r"(?i)(?:not support\w*|unsupported|not (?:yet )?implemented\w*)[^.\n]{0,30}?\b"
     r"(tensor|data|expert|pipeline)[ _-]parallel(?:ism)?(?: size)? ?> ?1\b"
 )
+#: No size of a group of ranks is larger.
+MOST_RANKS = 65536
 _PARALLEL = {"tensor": "tp-size", "data": "dp-size", "expert": "ep-size", "pipeline": "pp-size"}
 
 
@@ -124,7 +126,7 @@ def _relations(draft: Draft) -> None:
     for whole, part in _DIVIDES.findall(draft.text):
         flag = "nnodes" if "nodes" in part else flag_name(part)
         size, now = draft.current(flag_name(whole)), draft.current(flag)
-        if size and now and size % now:
+        if size and now and now <= MOST_RANKS and size % now:
             fitting = max(one for one in range(1, int(now)) if size % one == 0)
             draft.add(flag, fitting, f"{size:g} divides by it")
 

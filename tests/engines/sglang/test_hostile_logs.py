@@ -1,0 +1,56 @@
+"""Logs that no server prints, or only one that was told to: they are read to the end, in time that grows with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from servetune.engines.sglang._log_args import parse_command, parse_server_args
+from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang.logs import SglangLogReader
+
+
+def slug(log: str) -> str:
+    reader = SglangLogReader({})
+    reader.feed(log.encode())
+    failure = reader.diagnose(None)
+    reader.report(failure)
+    return failure.slug
+
+
+@pytest.mark.parametrize("line", ['{"a":' * 1100, '{"log":' + "[" * 3000 + "]" * 3000 + "}", '{"log": "' + "\\" * 999])
+def test_json_of_any_depth_is_a_line_like_others(line: str) -> None:
+    assert slug(line + "\n") == "unknown"
+
+
+REFUSED = "AssertionError: Flashinfer MoE A2A is only supported with dp_size == tp_size and --enable-dp-attention\n"
+NO_MEMORY = (
+    "[2026-02-21 10:00:01] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "/x/site-packages/sglang/srt/model_executor/cuda_graph_runner.py", line 1, in capture\n    x\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.00 GiB\n"
+)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "nan", "inf", "1e308", "9" * 400, "9" * 4000, "9" * 5000])
+@pytest.mark.parametrize("end", [REFUSED, NO_MEMORY])
+def test_numbers_without_bounds_are_no_numbers(value: str, end: str) -> None:
+    flags = ("tp", "dp", "mem-fraction-static", "chunked-prefill-size", "max-running-requests", "cuda-graph-max-bs")
+    command = "python -m sglang.launch_server --model-path /m " + " ".join(f"--{flag} {value}" for flag in flags)
+    fields = ", ".join(f"{flag.replace('-', '_')}={value}" for flag in flags)
+    start = f"[2026-02-21 10:00:00] server_args=ServerArgs(model_path='/m', {fields})\n"
+    assert slug(f"{command} --moe-a2a-backend flashinfer\n{end}") != "none"
+    assert slug(f"{command} --moe-a2a-backend flashinfer\n{start}{end}") != "none"
+    assert slug(start + end) != "none"
+
+
+def test_an_infinite_number_stays_the_text_that_it_is() -> None:
+    assert parse_server_args("server_args=ServerArgs(a=1e999, b=1e3)") == {"a": "1e999", "b": 1000.0}
+    shown = parse_command("sglang serve --tp 1e999 --seed nan --dp 2")
+    assert shown is not None
+    assert shown[0] == {"tp-size": "1e999", "seed": "nan", "dp-size": 2}
+    flags = LaunchFlags({"a": float("inf"), "b": 10**400, "c": 3, "d": True, "e": float("nan")})
+    assert [flags.number(flag) for flag in "abcde"] == [None, None, 3.0, None, None]
+
+
+def test_a_size_that_nobody_has_is_not_factorised() -> None:
+    command = "python -m sglang.launch_server --tp-size 1000000007 --nnodes 1000000000\n"
+    assert slug(command + "AssertionError: tp_size must be divisible by number of nodes\n") != "none"
