@@ -20,7 +20,7 @@ START = """python -m sglang.launch_server --model-path /m --tp-size 2 --moe-runn
 [2026-11-30 10:00:25] The server is fired up and ready to roll!
 """
 AFTER = """[2026-11-30 10:10:01] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK
-[2026-11-30 10:11:00] Decode batch, #running-req: 1, #token: 9, token usage: 0, gen throughput (token/s): 5, #queue-req: 0
+[2026-11-30 10:11:00] Decode batch, #running-req: 1, #token: 9, gen throughput (token/s): 5.0, #queue-req: 0
 """
 STAMP = "[2026-11-30 10:10:00] "
 #: What a user may quote.
