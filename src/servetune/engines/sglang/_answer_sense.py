@@ -88,7 +88,7 @@ def nonsense(answer: str, prompt: str) -> str:
         (len(_STRAY.findall(text)) > 1, "control tokens in the answer"),
         (not asks_for_it(prompt) and _loops(text, prompt), "the same again and again"),
         (_mixes_scripts(text, prompt), "letters of scripts that do not belong together"),
-        (not asks_for_it(prompt) and (_is_signs(text) or (prompt and _is_ruled(text))), "nothing but signs"),
+        (not asks_for_it(prompt) and (_is_signs(text) or (prompt and is_ruled(text))), "nothing but signs"),
     ):
         if found:
             return problem
@@ -180,7 +180,7 @@ def _is_signs(text: str) -> bool:
     return sum(unicodedata.category(letter)[0] == "P" for letter in text) > len(text) / 2
 
 
-def _is_ruled(text: str) -> bool:
+def is_ruled(text: str) -> bool:
     """Whether it is a line of one sign: for a question that is no answer."""
     return len(text) >= 20 and len(set(text)) == 1 and bool(_DECORATION.fullmatch(text))
 

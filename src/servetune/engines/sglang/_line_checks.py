@@ -18,6 +18,8 @@ Check = Literal[
     "nothing_right",
     "several",
     "two_flags",
+    "loops",
+    "a_speed",
 ]
 
 
@@ -27,6 +29,18 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok(?:en)?s?|t)(?:/| per )s")
 _ACCEPTED = re.compile(r"(?i)accept(?:ance|ed)?[ _-]len(?:gth)?\W{0,3}(\d+(?:\.\d+)?)")
 _ACCEPTING = re.compile(r"(?i)\baccept(?:ance|ed)?[ _-]len")
+_QUOTED_SPEED = re.compile(
+    r"(?i)\b(?:speed|throughput)\b\s?[=:]?\s?(?P<named>\d{1,9}(?:\.\d{1,9})?)(?![\w.]| ?(?:req|x\b|%|ms))"
+    r"|(?<![\w.])(?P<rate>\d{1,9}(?:\.\d{1,9})?) ?(?:tok(?:en)?s?|t)(?:/| per )s"
+)
+#: Words before a speed that is another run's, or the one that is wanted.
+_OF_OLD = re.compile(
+    r"(?i)\b(?:baseline|reference|previous(?:ly)?|yesterday|last (?:week|night|month|build|release|nightly)|nightly"
+    r"|(?:the )?day before|required|wanted|expected|should be|was)\b"
+)
+_OF_REFERENCE = re.compile(r"(?i)\b(?:reference|baseline)\b")
+#: A share of looping answers that is none of the model's.
+LOOPING = 0.05
 _TIME = re.compile(r"(?i)\d ?ms\b.*(?:/| per )tok|\b(?:TPOT|ITL|inter-token|per token)\b|\bms/tok")
 _VERSUS = re.compile(
     r"(?i)(?P<ours>\d+(?:\.\d+)?)[^\d]{0,50}(?:\bvs\b|baseline|reference|without|previous|expected|\bwas\b|instead of)"
@@ -64,7 +78,25 @@ def _slower(match: re.Match[str], text: str) -> bool:
     speeds = [float(speed) for speed in _SPEED.findall(text)]
     lengths = [float(length) for length in _ACCEPTED.findall(text)]
     falls = any(len(found) > 1 and found[0] < SLOW * found[1] for found in (speeds, lengths))
-    return "slower" in text or falls or _worse_than(text)
+    return "slower" in text or falls or _worse_than(text) or _below_quoted(text)
+
+
+def _below_quoted(text: str) -> bool:
+    """Whether the speed of this run is far below the nearest one that a line quotes of another run."""
+    ours: float | None = None
+    theirs: float | None = None
+    end = 0
+    for match in _QUOTED_SPEED.finditer(text):
+        speed = float(match["named"] or match["rate"])
+        quoted = bool(_OF_OLD.search(text, end, match.start()))
+        end = match.end()
+        if quoted:
+            theirs = speed
+            if ours is not None:
+                break
+        elif ours is None:
+            ours = speed
+    return ours is not None and theirs is not None and ours < SLOW * theirs
 
 
 def _worse_than(text: str) -> bool:
@@ -133,6 +165,21 @@ def _not_all(match: re.Match[str], text: str) -> bool:
     return shares[0] < INACCURATE * shares[-1] if shares else right < _alone(text) * asked
 
 
+def _loops(match: re.Match[str], text: str) -> bool:
+    """Whether many answers repeat themselves, far more than of the reference that the line names."""
+    split = _OF_REFERENCE.split(text, maxsplit=1)
+    ours, theirs = (_first_share(part) for part in (split[0], split[-1]))
+    return len(split) > 1 and ours is not None and theirs is not None and ours > max(LOOPING, 3 * theirs)
+
+
+def _first_share(text: str) -> float | None:
+    """The first share of a text, from 0 to 1: "12 of 64", "31 %"."""
+    counted, percent = _OF.search(text), _PERCENT.search(text)
+    if counted and int(counted[2]):
+        return int(counted[1]) / int(counted[2])
+    return float(percent[1]) / 100 if percent else None
+
+
 CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
     "": lambda match, text: True,
     "slower": _slower,
@@ -144,5 +191,7 @@ CHECKS: dict[str, Callable[[re.Match[str], str], bool]] = {
     "beyond": _beyond,
     "nothing_right": lambda match, text: float(match["value"]) < 0.05,
     "several": lambda match, text: int(match["unique"]) > 1,
+    "loops": _loops,
+    "a_speed": lambda match, text: float(match["wanted"]) > 1,
     "two_flags": lambda match, text: len(set(_FLAG.findall(text))) > 1,
 }

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from servetune.engines.sglang._answer_sense import asks_for_it, nonsense, same_tokens, unlike
+from servetune.engines.sglang._answer_sense import asks_for_it, is_ruled, nonsense, same_tokens, unlike
 
 #: Answers that are remembered.
 ANSWERS = 64
@@ -25,6 +25,7 @@ _RESPONSE = (
     '"done":',
     '"role":"assistant"',
 )
+_CUT_OFF = re.compile(r'"(?:finish|stop)_reason": ?(?:"length"|\{"type": ?"length")')
 #: What stands before an answer that a probe or a client prints.
 _SEPARATORS = ("='", '="', ": ", "'", ' "', "答")
 _JSON_TEXT = re.compile(
@@ -96,12 +97,17 @@ def read(number: int, text: str) -> Answer | None:
 
 def _of_response(number: int, text: str) -> Answer | None:
     asked = _JSON_PROMPT.search(text)
-    prompt = _unescaped(asked[1]) if asked else ""
+    before = text.partition("{")[0]
+    told = None if asked else _PROMPT.search(before) or _QUOTED_BEFORE.search(before)
+    prompt = _unescaped(asked[1] if asked else told["prompt"] if told else "")
     for match in _JSON_TEXT.finditer(text):
         answer = _unescaped(match[1])
         if answer:
             about = _JSON_TEXT.sub("", _JSON_PROMPT.sub("", text))
-            return Answer(number, text, prompt, answer, False, nonsense(answer, prompt), about)
+            problem = nonsense(answer, prompt)
+            if not problem and not prompt and _CUT_OFF.search(text) and is_ruled(answer.strip()):
+                problem = "one sign until the answer was cut off"
+            return Answer(number, text, prompt, answer, False, problem, about)
     return None
 
 

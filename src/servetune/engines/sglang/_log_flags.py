@@ -9,6 +9,7 @@ from typing import Any
 
 from servetune.core.failure import Phase
 from servetune.core.space import Assignment
+from servetune.engines.sglang._flags_in_words import spelled, without
 from servetune.engines.sglang._log_args import flag_name, is_set
 from servetune.engines.sglang._log_run import Run
 
@@ -32,7 +33,13 @@ FRAME_FLAGS: tuple[tuple[str, str], ...] = (
     (r"layers/attention/\w*dsa|/dsa/", "dsa-prefill-backend"),
     (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-decode-backend"),
     (r"layers/attention/\w*[nd]sa|/[nd]sa/", "nsa-prefill-backend"),
-    (r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla", "attention-backend"),
+    (
+        r"layers/attention/|attention_registry|attention_backend|flash_attn|flash_mla|^flashinfer/(?:mla|prefill|decode|xqa)",
+        "attention-backend",
+    ),
+    (r"eplb_algorithms", "eplb-algorithm"),
+    (r"/eplb/", "expert-distribution-recorder-mode"),
+    (r"/eplb/", "enable-eplb"),
     (r"pool_host|hicache|hiradix|hybrid_cache", "enable-hierarchical-cache"),
     (r"speculative/|eagle_|ngram_", "speculative-algorithm"),
     (r"/lora/|lora_manager", "enable-lora"),
@@ -219,6 +226,10 @@ class LaunchFlags:
         names = dict.fromkeys([*self.asked, *self.effective])
         return [flag for flag in names if flag.startswith(("enable-", "disable-")) and self.on(flag)]
 
+    def choices(self) -> list[str]:
+        """The flags that are on and have a word for a value."""
+        return [flag for flag in dict.fromkeys([*self.asked, *self.effective]) if isinstance(self.value(flag), str)]
+
     def number(self, flag: str) -> float | None:
         """The value as a number; None when it is not one."""
         return usable(self.value(flag))
@@ -257,13 +268,21 @@ def accused(text: str, stack: str, flags: LaunchFlags) -> list[str]:
     """Flags that a message and its frames point at, most telling first: named, by value, by field, by frame."""
     named = [flag_name(name) for name in _FLAG.findall(text)]
     text = re.sub(r"^(?:[\w.]+(?:Error|Exception|OutOfResources)\b|(?:[a-z_]\w*\.)+[A-Z]\w+: )", "", text)
-    by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, text)]
+    in_full = spelled(text, flags.choices())
+    rest = without(text, in_full)
+    by_words = [flag for pattern, flag in TEXT_FLAGS if re.search(pattern, rest)]
     by_words += [flag for flag in flags.switches() if _named_in_words(flag, text)]
-    by_value = _nearest([flag for flag in VALUED if value_in(flags.value(flag), text)], stack)
+    valued = [flag for flag in VALUED if not any(name.endswith(f"-{flag}") for name in in_full)]
+    by_value = _nearest([flag for flag in valued if value_in(flags.value(flag), text)], stack)
     fields = [flag_name(name) for name in _FIELD.findall(text) if name in _FIELDS or flag_name(name) in flags.asked]
-    by_code = [flag_name(name) for name in _FIELD.findall(_last_code(stack)) if name in _FIELDS]
+    code = _last_code(stack)
+    by_code = [
+        flag_name(name)
+        for name in _FIELD.findall(code)
+        if name in _FIELDS or (code.startswith("assert ") and _is_known(name, flags))
+    ]
     variables = [f"env.{name}" for name in _VARIABLE.findall(text) if f"env.{name}" in flags.asked]
-    pointed_at = dict.fromkeys([*by_value, *fields, *named, *variables, *by_words])
+    pointed_at = dict.fromkeys([*in_full, *by_value, *fields, *named, *variables, *by_words])
     found = [flag for flag in pointed_at if flags.on(flag) or flag in flags.asked or not flags.known]
     if not found:
         found = [*_by_frames(stack, flags), *(flag for flag in by_code if flags.on(flag))]

@@ -40,17 +40,22 @@ _NAMED_PROCESS = re.compile(
     r"^ ?[(\[<](?=[A-Za-z])(?=[^()\[\]]*(?:\([^()]*\))?[^()\[\]]*\b(?:pid|rank|local_rank|node_rank|worker|node|host)=)"
     rf"(?:[\w.:/-]+(?:\([^()]{{0,40}}\))?,? ){{0,3}}{_PAIR}(?:,? {_PAIR}){{0,6}}[)\]>]:? ?"
 )
+#: A viewer's severity and time of a line, in either order; INFO of the engine's own lines has no time beside it.
+_LEVEL = r"(?i:\[?(?:INFO|ERROR|WARN(?:ING)?|DEBUG|NOTICE|CRITICAL|DEFAULT|ALERT|FATAL)\]?)"
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d| \+0000 UTC)"
 _CONTAINER = (
     re.compile(r"^\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)\] ?"),  # Jenkins and others
     re.compile(r"^(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,\d+\]<std(?:err|out)>: ?"),  # mpirun
     re.compile(r"^\[pod/[^\]]+\] ?"),  # kubectl logs --prefix
+    re.compile(
+        rf"^(?:{_LEVEL})[ \t]{_TIME}[ \t](?:\[severity: [A-Z]+\] ?)?|^{_TIME}[ \t](?:{_LEVEL})(?:[ \t]|$)"
+    ),  # viewers of clouds
     re.compile(
         r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)(?: std(?:out|err) [FP](?: |$)| |$)"
     ),  # Kubernetes, CRI, docker -t
     re.compile(r"^[A-Za-z][\w.\-]{0,60} *\| ?"),  # docker compose
     re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+(?:\[\d+\])?: "),  # journald, syslog
     _NAMED_PROCESS,  # Ray, launchers
-    re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\dT[\d:.]+Z \[severity: [A-Z]+\] ?"),  # a cloud's log viewer
     re.compile(r"^\d{1,3}: (?=\[\d{4}-| |Traceback|[\w.]{1,80}(?:Error|Exception)\b|usage: |$)"),  # srun --label
     re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\t"),  # exports with tabs
 )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servetune.core.failure import Phase
-from servetune.core.wording import shortened
 from servetune.engines.sglang._log_lines import Line
 
 #: Ranks that are followed one by one.
@@ -98,7 +97,7 @@ class Progress:
         value = float(match.group(1))
         if key not in self.memory or value < self.memory[key]:
             self.memory[key] = value
-            self.memory_lines[key] = (line.number, shortened(line.text, 300))
+            self.memory_lines[key] = (line.number, line.text[:300])
         if self.steps and pattern is _AVAILABLE:
             self.steps[-1].available_gib = value
         return value
@@ -201,7 +200,7 @@ def _autotune_end(progress: Progress, line: Line) -> None:
 
 def _jit(progress: Progress, line: Line) -> None:
     if progress.jit_line is None:
-        progress.jit_line = (line.number, shortened(line.text, 500))
+        progress.jit_line = (line.number, line.text[:500])
     if progress.phase is Phase.KV_ALLOC:
         progress.enter(Phase.WARMUP, line)
 
@@ -236,9 +235,18 @@ MARKERS: tuple[tuple[str, Callable[[Progress, Line], None]], ...] = (
 )
 
 
+#: What a launcher or a tuner says of the server.
+_LAUNCHER = re.compile(
+    r"\[\w{0,20}(?:tune|launch|watch|wait|monitor|supervis|harness|orchestr)\w{0,20}(?: [^\]]{0,40})?\] "
+    r"(?!.*server_args=)"
+)
+
+
 def take_marker(progress: Progress, line: Line) -> bool:
-    """Apply the first marker of the line. Whether there was one."""
+    """Apply the first marker of the line. Whether there was one. A launcher that quotes one reports no step."""
     text = line.text
+    if not line.stamped and _LAUNCHER.match(text):
+        return False
     for words, apply in MARKERS:
         if words in text:
             apply(progress, line)

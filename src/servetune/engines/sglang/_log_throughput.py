@@ -28,6 +28,9 @@ _DECODE = re.compile(
     rb"#running-req: (?P<running>\d{1,9}).*?gen throughput \(token/s\): (?P<speed>\d{1,12}(?:\.\d{1,9})?)"
     rb"(?:, #queue-req: (?P<queue>\d{1,9}))?"
 )
+#: Before a kind of line that somebody only speaks of.
+_QUOTES = (b"'", b'"', b"`")
+_EAGER = b"graph: False, gen"
 _ACCEPT = re.compile(rb"accept len: (\d{1,9}(?:\.\d{1,9})?)")
 
 
@@ -39,7 +42,7 @@ def is_counted(lines: bytes, count: int) -> bool:
 def is_counted_line(line: bytes) -> bool:
     """Whether one line is counted, whatever its dress (colours, prefixes). `is_counted` takes no others."""
     at = max(map(line.find, _COUNTED))
-    if at < 0 or b"Traceback" in line:
+    if at < 0 or b"Traceback" in line or line[at - 1 : at] in _QUOTES:
         return False
     return line.count(b"[") == 1 or (len(line) <= _LONGEST and b"[20" not in line[at:])
 
@@ -70,6 +73,7 @@ class Decode(NamedTuple):
     running: int
     queued: int
     accepted: float | None
+    eager: bool = False  # without a CUDA graph
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class Throughput:
     prefill_lines: int = 0
     retractions: int = 0
     first_decode: tuple[int, bytes] | None = None
+    first_eager: tuple[int, bytes] | None = None
     last_decode: bytes = b""
     stretch: int = FIRST_STRETCH
     next_offset: int = 0  # from here on the next decode line belongs to the sample
@@ -94,7 +99,11 @@ class Throughput:
         if not found:
             return 0
         self.decode_lines += found
-        self.eager_lines += lines.count(b"graph: False, gen")
+        if eager := lines.count(_EAGER):
+            self.eager_lines += eager
+            if self.first_eager is None:
+                begin, line = _line_at(lines, lines.find(_EAGER))
+                self.first_eager = (first_number + lines.count(b"\n", 0, begin), line[:1000])
         if self.first_decode is None:
             begin, line = _line_at(lines, lines.find(b"Decode batch"))
             self.first_decode = (first_number + lines.count(b"\n", 0, begin), line[:1000])
@@ -175,7 +184,8 @@ def _decode(line: bytes, offset: int) -> Decode | None:
         return None
     accept = _ACCEPT.search(line)
     accepted = float(accept.group(1)) if accept else None
-    return Decode(offset, float(match["speed"]), int(match["running"]), int(match["queue"] or 0), accepted)
+    eager = _EAGER in line
+    return Decode(offset, float(match["speed"]), int(match["running"]), int(match["queue"] or 0), accepted, eager)
 
 
 def _line_at(lines: bytes, at: int) -> tuple[int, bytes]:

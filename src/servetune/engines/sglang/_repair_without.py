@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from servetune.engines.sglang._log_args import flag_name
-from servetune.engines.sglang._log_flags import KERNELS, PATHS, LaunchFlags, kept
+from servetune.engines.sglang._log_flags import KERNELS, PATHS, VALUED, LaunchFlags, kept, value_in
 from servetune.engines.sglang._log_run import Run
 
 #: As typed.
@@ -58,6 +58,13 @@ def left_out_of_reference(text: str, run: Run, flags: LaunchFlags) -> list[str]:
             found += [flag for flag in _called(line) if flags.on(flag)]
             found += _the_only_one(flags) if _THE_FLAG.search(line) else []
     return list(dict.fromkeys(found))
+
+
+def named_before_reference(text: str, run: Run, flags: LaunchFlags) -> list[str]:
+    """Choices whose value a line names for this run, before what it compares with: "MegaMoE: 42 %, reference …"."""
+    lines = dict.fromkeys([*text.split("\n"), *(score.text for score in run.scores)])
+    ours = [line[: match.start()] for line in lines if (match := _COMPARED.search(line))]
+    return [flag for flag in VALUED if any(value_in(flags.value(flag), part) for part in ours)]
 
 
 def _called(line: str) -> list[str]:

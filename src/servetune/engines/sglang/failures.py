@@ -8,34 +8,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
-from servetune.core.wording import shortened
 from servetune.engines.sglang._failure_advice import UNKNOWN, advice_for
+from servetune.engines.sglang._failure_blame import SUSPICION, blamed_of, named_of
 from servetune.engines.sglang._failure_causes import Cause, causes_of, choose
-from servetune.engines.sglang._failure_ends import cut_off, interrupted, is_foreign, unlike
 from servetune.engines.sglang._failure_signs import stuck_phase
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
 from servetune.engines.sglang._log_flags import (
     LaunchFlags,
     accused,
-    accused_unseen,
     kept,
-    suspects,
-    switched_by_frames,
 )
 from servetune.engines.sglang._log_fragment import is_worker
 from servetune.engines.sglang._log_notices import Notice
 from servetune.engines.sglang._log_run import Run
 from servetune.engines.sglang._repair_numbers import Draft, numbers_of
-from servetune.engines.sglang._repair_without import left_out_of_reference
 from servetune.engines.sglang._replaced_options import replaced, resolved
+from servetune.engines.sglang._unused_graphs import unused_graphs
 from servetune.engines.sglang.repair import repairs_for
 
 _SIGNALS = {137: -9, 139: -11, 134: -6, 143: -15, 130: -2}
@@ -51,7 +46,7 @@ _SEEN = {
 
 def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | None) -> Failure:
     """One failure for one log; see `SglangLogReader.diagnose`."""
-    run = telling(run)
+    run = _telling(run)
     flags = LaunchFlags.of(run, assignment)
     causes = list(causes_of(run, flags))
     chosen = choose(causes, run)
@@ -61,7 +56,7 @@ def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | No
     return seen if seen is not None else _none(run)
 
 
-def telling(run: Run) -> Run:
+def _telling(run: Run) -> Run:
     """The last server of the log; the one before when that died and the last one had only begun the same start."""
     begun = run.progress.ready or run.deaths or run.traces or run.events
     loops = run.previous is not None and run.previous.decided and run.repeats(run.previous)
@@ -75,7 +70,7 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     lead = explanation(cause, run)
     text = lead[1] + "\n" + cause.text if lead else cause.text
     numbers = numbers_of(run, flags, text, cause.groups)
-    accusation, pointed_at = _blamed(cause, text, run, flags)
+    accusation, pointed_at = blamed_of(cause, text, run, flags)
     blamed = tuple(accusation)
     draft = Draft(run, flags, numbers, text + "\n" + cause.stack, cause.groups, blamed, cause.phase)
     verdict = _verdict(cause, blamed, flags)
@@ -91,7 +86,7 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
         deterministic=cause.entry.deterministic,
         evidence=evidence,
         blamed=blamed,
-        named=_named(cause, text, blamed, flags) if pointed_at else (),
+        named=named_of(cause, text, blamed, flags) if pointed_at else (),
         repairs=repairs,
         advice=advice_for(cause.entry, verdict, repairs, evidence),
         confidence=_confidence(cause, causes)
@@ -100,49 +95,8 @@ def _failure(cause: Cause, causes: Sequence[Cause], run: Run, flags: LaunchFlags
     )
 
 
-#: Where the configuration decides: without a flag in the log, what was asked for is suspected.
-_SUSPICIOUS = frozenset(
-    ("arch_unsupported", "graph_capture", "jit_autotune", "device_fault", "engine_bug", "invalid_combo", "comm_runtime")
-)
-#: Confidence in a blame that rests on suspicion alone.
-SUSPICION = 0.5
-
-
-def _blamed(cause: Cause, text: str, run: Run, flags: LaunchFlags) -> tuple[list[str], bool]:
-    """Flags to blame, and whether the log points at them (else they are only suspected)."""
-    assert cause.entry is not None
-    signature = cause.entry.signature
-    if cause.entry.owner.slug == "cli_parse":
-        named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
-        return list(dict.fromkeys(named))[:3], True
-    found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
-    if "named_without" in signature.repair:
-        found = list(dict.fromkeys([*left_out_of_reference(text, run, flags), *found]))
-    if not found and cause.trace is None:
-        found = accused_unseen(cause.stack, flags)
-    if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:
-        return found[:3], True
-    found = switched_by_frames(cause.stack, flags) or suspects(cause.phase, flags)
-    if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
-        found = ["disable-overlap-schedule"]
-    return found[:3], False
-
-
-#: A signature with a list of so few flags, and this sure, is about them; a longer list is one of suspects.
-FEW, SURE = 3, 0.75
-
-
-def _named(cause: Cause, text: str, blamed: Sequence[str], flags: LaunchFlags) -> tuple[str, ...]:
-    """Those of the blamed flags that the log's words point at; a frame alone is where it showed, not why."""
-    assert cause.entry is not None
-    signature = cause.entry.signature
-    if cause.entry.owner.slug == "cli_parse":
-        return tuple(blamed)
-    listed = signature.blame != "auto" and len(signature.blame) <= FEW and signature.confidence >= SURE
-    if listed and cause.entry.owner.slug != "wrong_output":
-        return tuple(blamed)
-    by_words = accused(text, "", flags)
-    return tuple(flag for flag in blamed if flag in by_words)
+#: What decides how large a batch may be, and so which kernel an engine that already served takes for it.
+SHAPES_BATCHES = ("chunked-prefill-size", "max-prefill-tokens", "max-running-requests", "context-length")
 
 
 def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict:
@@ -151,6 +105,8 @@ def _verdict(cause: Cause, blamed: Sequence[str], flags: LaunchFlags) -> Verdict
     signature = cause.entry.signature
     known = bool(flags.asked) if signature.blame == "auto" else flags.known
     asked = any(flags.on(flag) or flag in flags.asked for flag in blamed)
+    if cause.entry.owner.slug == "arch_unsupported" and cause.phase is Phase.SERVING:
+        asked = asked or any(flag in flags.asked for flag in SHAPES_BATCHES)
     if signature.unasked is not None and not asked and (known or (not blamed and cause.entry.owner.slug == "host_env")):
         return signature.unasked
     return cause.entry.verdict
@@ -174,7 +130,7 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         slug="unknown",
         phase=cause.phase,
         verdict=Verdict.INFEASIBLE,
-        message=f"no known class; the first failure says: {shortened(masked(cause.line_text.strip()), 200)}",
+        message=f"no known class; the first failure says: {masked(cause.line_text.strip()[:200])}",
         evidence=tuple(as_evidence(lines)),
         blamed=blamed,
         repairs=repairs_for(("advised",), draft),
@@ -195,7 +151,7 @@ def _table_failure(
     draft = Draft(run, flags, numbers, text, {}, blamed, phase)
     evidence = tuple(as_evidence(lines))
     repairs = repairs_for(signature.repair, draft)
-    values = {"at_frame": "", "first_line": shortened(lines[0][1].strip(), 200) if lines else "", **values}
+    values = {"at_frame": "", "first_line": lines[0][1].strip()[:200] if lines else "", **values}
     return Failure(
         slug=found.owner.slug,
         phase=phase,
@@ -259,6 +215,10 @@ def _slowed(run: Run, flags: LaunchFlags) -> Failure | None:
     if throughput.stands:
         text = throughput.last_decode.decode("utf-8", "replace").strip()
         return _table_failure("same_batch_for_ever", run, flags, [(run.last_decode_line, text)], Phase.SERVING)
+    graphs = unused_graphs(run, flags)
+    if graphs is not None:
+        values = {"running": graphs.running, "captured": graphs.captured}
+        return _table_failure("graphs_unused", run, flags, [graphs.line], Phase.SERVING, **values)
     accept = throughput.accept_length
     if accept is not None and accept <= 1.05 and len(throughput.sample) >= 2 and throughput.first_decode:
         number, raw = throughput.first_decode
@@ -281,16 +241,13 @@ def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
         notice = resolved(said, flags)
         if _should_work(notice, flags) or _asked_in_vain(notice, flags):
             failure = _table_failure(
-                "option_without_effect", run, flags, [(number, text)], phase, notice=shortened(text.strip(), 200)
+                "option_without_effect", run, flags, [(number, text)], phase, notice=text.strip()[:200]
             )
             on = [flag for flag in notice.flags if flags.on(flag)]
             blamed = [*(flag for flag, _ in notice.repair), *(on or ([] if notice.repair else notice.flags[:1]))]
-            steps = [
-                Repair(flag=flag, value=value, reason="the engine then takes another path")
-                for flag, value in notice.repair
-            ]
+            steps = [Repair(flag=flag, value=value, reason="takes another path") for flag, value in notice.repair]
             drop = [
-                Repair(flag=flag, value=None, reason="it does nothing here")
+                Repair(flag=flag, value=None, reason=f"leave out {flag}: it does nothing here")
                 for flag in notice.flags
                 if flags.on(flag) and (notice.why != "override" or notice.subject)
             ]
@@ -333,10 +290,8 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
     """From how the process ended, or from an end in the log that nothing explains."""
     code = _SIGNALS.get(exit.code, exit.code) if exit is not None and exit.code is not None else None
     last = [run.last_line] if run.last_line[0] else []
-    if run.stop_line or code in (-15, -2) or interrupted(run):
+    if run.stop_line or code in (-15, -2) or _interrupted(run):
         return None
-    if not run.deaths and not code and (cut := cut_off(run)) is not None:
-        return cut
     lines = [*run.deaths[:2], *last]
     phase = run.progress.phase
     shot = run.deaths and all(text.strip() == "Killed" for _, text in run.deaths)
@@ -354,7 +309,7 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         message = f"the process ended with status {code} and its log does not say why"
     else:
         message = (
-            f"{unlike(run)}the log ends in phase {phase.value} without an error: still starting, or ended from outside"
+            f"{_unlike(run)}the log ends in phase {phase.value} without an error: still starting, or ended from outside"
         )
     return Failure(
         slug="unknown",
@@ -365,6 +320,23 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         advice=None if is_foreign(run) else UNKNOWN,
         confidence=0.2,
     )
+
+
+def _unlike(run: Run) -> str:
+    """A warning where nothing looks like SGLang."""
+    return "this is no SGLang log, no line looks like the server's: " if is_foreign(run) else ""
+
+
+def is_foreign(run: Run) -> bool:
+    """Whether no line looks like SGLang's or like a Python program's end. Any text may name flags, not the model's."""
+    known = run.progress.steps or run.effective or run.command or run.stamp_s or run.deaths or run.traces
+    return not known and "--model-path" not in run.usage_flags
+
+
+def _interrupted(run: Run) -> bool:
+    """Whether somebody pressed Ctrl-C: the launcher ended by it, and nothing else was raised."""
+    endings = [trace.raised[-1].text for trace in run.traces if trace.raised]
+    return bool(endings) and all(text.startswith("KeyboardInterrupt") for text in endings)
 
 
 def _none(run: Run) -> Failure:
