@@ -49,7 +49,8 @@ def test_json_has_the_promised_shape() -> None:
     assert answer["repair"][0] == {
         "flag": "--mem-fraction-static",
         "value": 0.773,
-        "reason": "at least 0.763 (1 - 33.2/138.9): 33.2 of 138.9 GB were left after the weights",
+        "reason": "at least 0.763 (1 - 33.2/138.9): 33.2 of 138.9 GB were left after the weights; "
+        "0.773 gives a pool of about 1.5 GB, 1% of the memory",
     }
     assert [step["phase"] for step in answer["timeline"]] == ["load", "kv_alloc"]
     assert 0 < answer["confidence"] <= 1

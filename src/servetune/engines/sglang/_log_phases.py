@@ -29,6 +29,7 @@ _CAPTURE = re.compile(r"Capture (?P<what>[\w ]*?)\s?(?:cuda|CUDA|cpu) graph (?P<
 _SIZES = re.compile(r"(?:bs|num_tokens)[ =]\[([\d, ]{1,6000})\]?")
 _OLD_SIZES = re.compile(r"Capture cuda graph bs \[([\d, ]{1,6000})\]?")
 _INTEGER = re.compile(r"\d{1,9}")
+_CAPTURED = re.compile(r"\| (\d{1,6})/(\d{1,6}) \[")
 CAPTURING = re.compile(rf"Capturing \w+(?: \w+)* \((?P<kind>bs|num_tokens)=(?P<size>\d{{1,15}}) avail_mem={_NUMBER} GB")
 VERSION = re.compile(r"\bsglang(?:[ _-]?version)?[ =:v]+['\"]?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev)\w*)?)", re.I)
 
@@ -64,6 +65,7 @@ class Progress:
     graph_gib: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, list[int]] = field(default_factory=dict)
     capture_progress: tuple[str, int, float] | None = None  # kind, size being captured, available
+    captured: tuple[int, int] | None = None  # of the graphs of this kind: how many are done, how many there are
     kv_tokens: int | None = None
     pool: dict[str, int] = field(default_factory=dict)
     version: str | None = None
@@ -152,7 +154,7 @@ def _capture(progress: Progress, line: Line) -> None:
         if used:
             progress.graph_gib[what] = max(float(used.group(1)), progress.graph_gib.get(what, 0.0))
         progress.remember("capture_end_gib", line)
-        progress.capture_progress = None
+        progress.capture_progress = progress.captured = None
         progress.jit_line = None
         progress.enter(Phase.WARMUP, line)
     _remember_sizes(progress, what, line.text)
@@ -254,6 +256,8 @@ def take_marker(progress: Progress, line: Line) -> bool:
     match = CAPTURING.search(text)
     if match:
         progress.capture_progress = (match["kind"], int(match["size"]), float(match.group(3)))
+        done = _CAPTURED.search(text, match.end())
+        progress.captured = (int(done[1]), int(done[2])) if done else None
         return True
     return False
 

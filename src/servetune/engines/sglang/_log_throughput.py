@@ -31,6 +31,7 @@ _DECODE = re.compile(
 #: Before a kind of line that somebody only speaks of.
 _QUOTES = (b"'", b'"', b"`")
 _EAGER = b"graph: False, gen"
+_PREFILL = re.compile(rb"#new-seq: (\d{1,9}).*?#running-req: (\d{1,9})")
 _ACCEPT = re.compile(rb"accept len: (\d{1,9}(?:\.\d{1,9})?)")
 
 
@@ -87,6 +88,7 @@ class Throughput:
     first_decode: tuple[int, bytes] | None = None
     first_eager: tuple[int, bytes] | None = None
     last_decode: bytes = b""
+    last_prefill: bytes = b""
     stretch: int = FIRST_STRETCH
     next_offset: int = 0  # from here on the next decode line belongs to the sample
     sample: list[Decode] = field(default_factory=list)
@@ -95,7 +97,10 @@ class Throughput:
         """Count `count` whole lines that begin at `offset` of the stream. Returns how many of them are decode lines."""
         found = lines.count(b"Decode batch")
         if found < count:
-            self.prefill_lines += lines.count(b"Prefill batch")
+            prefills = lines.count(b"Prefill batch")
+            self.prefill_lines += prefills
+            if prefills:
+                self.last_prefill = _line_at(lines, lines.rfind(b"Prefill batch"))[1][:1000]
         if not found:
             return 0
         self.decode_lines += found
@@ -141,6 +146,13 @@ class Throughput:
     def last(self) -> Decode | None:
         """The last decode line, as number 0."""
         return _decode(self.last_decode, 0)
+
+    @property
+    def most_running(self) -> int:
+        """Most requests that ran at once on the scheduler that logs; with the last prefill's new ones."""
+        prefill = _PREFILL.search(self.last_prefill)
+        filled = sum(map(int, prefill.groups())) if prefill else 0
+        return max((one.running for one in (*self.sample, *filter(None, (self.last,)))), default=filled)
 
     @property
     def stands(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from servetune.core.failure import Phase, Repair
 from servetune.engines.sglang._log_flags import usable
 from servetune.engines.sglang._repair_numbers import Draft, Numbers
 
@@ -18,7 +19,13 @@ MARGIN = 0.01
 HIGHEST_FRACTION = 0.97
 #: GPUs of the largest usual host; a log does not say how many there are.
 HOST_GPUS = 8
+#: Of the memory that the weights leave, what a pool may take where the rest has to hold graphs and activations.
+POOL_SHARE = 0.5
+#: Beside the pool, GiB, below which graphs and activations hardly fit.
+LEAST_BESIDE = 4.0
 SMALLEST_GRAPH_BATCH = 8
+#: So few running requests are no reason why a prefill needs much.
+FEW_RUNNING = 8
 SMALLEST_CHUNK = 1024
 
 
@@ -37,7 +44,26 @@ def raise_fraction(draft: Draft) -> None:
         return
     if now is not None and value <= now:
         value = round(min(now + 0.02, HIGHEST_FRACTION), 3)
-    draft.add("mem-fraction-static", value, _minimum_reason(draft.numbers, low))
+    draft.add("mem-fraction-static", value, _minimum_reason(draft.numbers, low) + _pool_of(draft.numbers, value, low))
+    _roomy_fraction(draft, value, low)
+
+
+def _pool_of(numbers: Numbers, value: float, low: float) -> str:
+    """How much of the memory a fraction gives to the pool, as the end of a sentence."""
+    if not numbers.before:
+        return ""
+    return f"; {value:g} gives a pool of about {(value - low) * numbers.before:.1f} GB, {value - low:.0%} of the memory"
+
+
+def _roomy_fraction(draft: Draft, least: float, low: float) -> None:
+    """Beside the minimum a fraction that shares what the weights leave between the pool and the rest."""
+    before = draft.numbers.before
+    value = math.floor(round((low + POOL_SHARE * (1 - low)) * 1000, 6)) / 1000
+    if not before or value < least + 2 * MARGIN or (1 - value) * before < LEAST_BESIDE:
+        return
+    pool, beside = (value - low) * before, (1 - value) * before
+    reason = f"with room: a pool of about {pool:.1f} GB, and {beside:.1f} GB beside it for graphs and activations"
+    draft.repairs.append(Repair(flag="mem-fraction-static", value=value, reason=reason))
 
 
 def _no_numbers(now: float) -> str:
@@ -89,7 +115,16 @@ def lower_fraction(draft: Draft) -> None:
             return
         value = highest
     if value > 0:
-        draft.add("mem-fraction-static", value, _lower_reason(numbers, now))
+        draft.add("mem-fraction-static", value, _lower_reason(numbers, now) + _still_to_capture(draft))
+
+
+def _still_to_capture(draft: Draft) -> str:
+    """Of a capture that ended early: what is missing is for the first graphs only, as the end of a sentence."""
+    captured = draft.run.progress.captured if draft.phase is Phase.GRAPH_CAPTURE else None
+    if captured is None or captured[0] >= captured[1]:
+        return ""
+    done, total = captured
+    return f" with {done} of {total} graphs captured; the others come on top"
 
 
 def _fraction_from_pool(draft: Draft) -> float | None:
@@ -103,7 +138,8 @@ def _lower_reason(numbers: Numbers, now: float) -> str:
     if numbers.tried is not None and numbers.free is not None:
         missing = max(0.0, round(numbers.tried, 2) - round(numbers.free, 2))  # of the numbers that are shown
         return (
-            f"{numbers.tried:.2f} GiB were wanted and {numbers.free:.2f} free: {missing:.2f} GiB missing beside {now:g}"
+            f"{numbers.tried:.2f} GiB were wanted and {numbers.free:.2f} free: "
+            f"at least {missing:.2f} GiB missing beside {now:g}"
         )
     return f"{now:g} leaves too little beside the pool"
 
@@ -157,12 +193,19 @@ def shrink_chunk(draft: Draft) -> None:
 
 
 def shrink_running(draft: Draft) -> None:
-    seen = max((decode.running for decode in draft.run.throughput.sample), default=0)
-    limit = draft.current("max-running-requests")
+    """Half of the requests that ran at once, on all data-parallel ranks together, or that may run."""
+    seen = draft.run.throughput.most_running * draft.attention_ranks
+    limit = draft.running_limit
     value = int(min(limit, seen) if limit and seen else (limit or seen))
     if value >= 2:
         what = "that ran at once" if seen and value == seen else "that are allowed at once"
         draft.add("max-running-requests", value // 2, f"half of the {value} requests {what}")
+
+
+def shrink_running_if_many(draft: Draft) -> None:
+    """As `shrink_running`, where so many ran that their number matters."""
+    if not 0 < draft.run.throughput.most_running < FEW_RUNNING:
+        shrink_running(draft)
 
 
 def less_weight_memory(draft: Draft) -> None:

@@ -111,6 +111,20 @@ class Draft:
         return number if number and number > 0 else None
 
     @property
+    def attention_ranks(self) -> int:
+        """Schedulers whose requests `max-running-requests` counts together: data-parallel ranks of the attention."""
+        return int(self.current("dp-size") or 1) if self.flags.on("enable-dp-attention") else 1
+
+    @property
+    def running_limit(self) -> float | None:
+        """Requests that may run on all these ranks; the log's own number counts one of them."""
+        asked = self.flags.number("max-running-requests")
+        if asked is not None and asked >= 0:
+            return asked
+        known = self.current("max-running-requests")
+        return known * self.attention_ranks if known is not None else None
+
+    @property
     def drafted(self) -> bool:
         """Whether a draft model's own pool failed: the target's pool had already taken its share."""
         return self.run.progress.loads > 1

@@ -22,12 +22,17 @@ from servetune.engines.sglang._repair_memory import (
     shrink_graphs,
     shrink_prefill_graphs,
     shrink_running,
+    shrink_running_if_many,
 )
 from servetune.engines.sglang._repair_numbers import Draft
 from servetune.engines.sglang._repair_sizes import (
+    chunk_within_buffer,
+    chunk_within_cap,
     fitting_redundancy,
+    fitting_tp,
     other_graph_sizes,
     raise_dispatch_cap,
+    running_within_cap,
     shrink_host_cache,
 )
 from servetune.engines.sglang._repair_words import advised, mend_value, named_without, typed, wanted
@@ -231,6 +236,11 @@ STEPS: Mapping[str, Callable[[Draft], None]] = {
     "no_prefill_graph": no_prefill_graph,
     "shrink_chunk": shrink_chunk,
     "shrink_running": shrink_running,
+    "shrink_running_if_many": shrink_running_if_many,
+    "running_within_cap": running_within_cap,
+    "chunk_within_cap": chunk_within_cap,
+    "chunk_within_buffer": chunk_within_buffer,
+    "fitting_tp": fitting_tp,
     "less_weight_memory": less_weight_memory,
     "rename_flags": _rename_flags,
     "mend_value": mend_value,
