@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 
-from servetune.engines.sglang._answer_sense import nonsense
+from servetune.engines.sglang._answer_sense import _LOOP, _STUCK, _may_repeat, nonsense
 from servetune.engines.sglang._log_answers import compared, read
+from servetune.engines.sglang.logs import SglangLogReader
 
 #: Prompt (empty: unknown) and answer.
 BROKEN = (
@@ -122,3 +126,30 @@ def test_short_and_nearly_equal_answers_are_not_held_against_each_other() -> Non
     line = "[probe] temperature=0 prompt='Why is it blue?' -> 'The sky is blue {} Rayleigh scattering of {}light.'"
     blue = [read(9, line.format("because of", "sun")), read(10, line.format("due to", ""))]
     assert list(compared([one for one in (*yes, *blue) if one])) == []
+
+
+def test_what_cannot_repeat_is_told_without_looking_for_the_unit() -> None:
+    rng = random.Random(4)
+    letters = "abcdefghijklmnop qrstuvwxyz,.\n"
+    for _ in range(600):
+        unit = "".join(rng.choices(letters, k=rng.randint(1, 60)))
+        before, after = ("".join(rng.choices(letters, k=rng.randint(0, 500))) for _ in range(2))
+        text = before + unit * rng.choice((1, 4, 5, 8, 20)) + after
+        whole = max((len(match[0]) for match in _LOOP.finditer(text)), default=0)
+        if whole >= 0.6 * len(text) or whole >= 80 or _STUCK.search(text):
+            assert _may_repeat(text), text
+    assert not _may_repeat("".join(rng.choices(letters, k=2000)))
+
+
+def test_answers_that_all_differ_are_read_quickly() -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 10))) for _ in range(9000)]
+    lines = [f"[probe] prompt='q {at}' -> '{' '.join(rng.choices(words, k=300))}'\n" for at in range(500)]
+    log = "".join(lines).encode()
+    reader = SglangLogReader({})
+    reader.feed(b"[2026-11-30 10:00:25] The server is fired up and ready to roll!\n")
+    assert reader.ready
+    before = time.process_time()
+    reader.feed(log)
+    assert reader.diagnose(None).slug == "none"
+    assert len(log) / 2**20 / (time.process_time() - before) > 0.8

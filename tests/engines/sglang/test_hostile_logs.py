@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from servetune.engines.sglang._log_args import parse_command, parse_server_args
@@ -54,3 +56,32 @@ def test_an_infinite_number_stays_the_text_that_it_is() -> None:
 def test_a_size_that_nobody_has_is_not_factorised() -> None:
     command = "python -m sglang.launch_server --tp-size 1000000007 --nnodes 1000000000\n"
     assert slug(command + "AssertionError: tp_size must be divisible by number of nodes\n") != "none"
+
+
+SERVES = (
+    "[2026-11-30 10:00:00] server_args=ServerArgs(model_path='/m', tp_size=1)\n"
+    "[2026-11-30 10:00:25] The server is fired up and ready to roll!\n"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[bench] baseline 1 " + "0" * 3850,
+        "[bench] 1 tok/s with x " + "0" * 3800 + " vs 1",
+        "[bench] 1" + "0" * 3800 + "x faster",
+        "[bench] 1." + "0" * 3800 + " vs 2 " + "1.1." * 20,
+        "[eval] accuracy 0.1 1 " + "accuracy 0.1 " * 290,
+        "[probe] 1 " + "[probe] " * 480,
+        "[probe] 1 of 2 " * 255,
+        "[bench] 1 ms " * 300,
+    ],
+)
+def test_a_line_of_measures_takes_milliseconds(line: str) -> None:
+    reader = SglangLogReader({})
+    reader.feed(SERVES.encode())
+    assert reader.ready
+    before = time.process_time()
+    reader.feed("".join(f"{line}{at * 'x'}\n" for at in range(5)).encode())
+    reader.diagnose(None)
+    assert time.process_time() - before < 1

@@ -11,12 +11,15 @@ import re
 import unicodedata
 from collections import Counter
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import pairwise
 
 #: Only so much of an answer is looked at, in characters.
 _READ = 2000
 #: A repetition counts from so many characters on, with so many copies, and covering this share of the answer.
 _LEAST, _COPIES, _SHARE = 8, 5, 0.6
+#: A shorter answer is simply tried; see `_may_repeat` (a unit has at most 60 letters).
+_SHORT, _PIECE, _AGAIN, _UNIT = 80, 12, 10, 60
 _LOOP = re.compile(r"(.{1,60}?)\1{4,}", re.S)
 #: A word or phrase so often is no style.
 _STUCK = re.compile(r"(?P<unit>(?=[^\n]{0,59}[^\W\d_]{2})[^\n]{3,60}?)(?P=unit){7,}")
@@ -43,6 +46,7 @@ _STRAY = re.compile(
     r"|<[|｜](?:endoftext|im_start|im_end|fim_\w+|pad\w*|eot_id|end_of_text|begin\w*of\w*|end\w*of\w*|repo_name|file_sep"
     r"|reserved\w*|vision_\w+|image_pad|object_ref\w*|box_\w+|quad_\w+|extra_\d+)[|｜]>"
 )
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _MARKS = re.compile(r"[ĠĊ▁]")
 _QUOTED = re.compile(r"\([^)]*\)|（[^）]*）|\[[^\]]*\]|«[^»]*»|“[^”]*”|\"[^\"]*\"|'[^']*'|`[^`]*`|[:：–—][^.\n]*")
 _SCRIPTS = (
@@ -96,8 +100,7 @@ def nonsense(answer: str, prompt: str) -> str:
 
 
 def _is_broken(text: str) -> bool:
-    control = any(unicodedata.category(letter) == "Cc" and letter not in "\n\t\r\x1b\f" for letter in text)
-    return control or text.count("\ufffd") >= 3 or len(_MARKS.findall(text)) > 1
+    return _CONTROL.search(text) is not None or text.count("\ufffd") >= 3 or len(_MARKS.findall(text)) > 1
 
 
 def _loops(text: str, prompt: str) -> bool:
@@ -105,6 +108,8 @@ def _loops(text: str, prompt: str) -> bool:
     if _NUMBER.fullmatch(text) and (len(set(text) & set("0123456789")) > 1 or (prompt and len(text) < _LONG_NUMBER)):
         return False
     if _LISTED.fullmatch(text) or (prompt and _DUMPED.fullmatch(text) and len(set(text) & _HEX) > 1):
+        return False
+    if not _may_repeat(text):
         return False
     for match in _LOOP.finditer(text + " "):
         unit, whole = match[1], match[0]
@@ -120,11 +125,38 @@ def _loops(text: str, prompt: str) -> bool:
     return len(words) >= 12 and times >= _SHARE * len(words) and not _DECORATION.fullmatch(commonest)
 
 
+def _may_repeat(text: str) -> bool:
+    """Whether there can be a unit that follows itself often enough to count; told in one pass.
+
+    Of what repeats most pieces of `_PIECE` letters come again within the length of a unit: at the very least `_AGAIN`,
+    in eight copies of three letters.
+    """
+    last = len(text) - _PIECE + 1
+    if len(text) < _SHORT:
+        return True
+    if last - len({text[at : at + _PIECE] for at in range(last)}) < _AGAIN:
+        return _has_commonest(text)
+    seen: dict[str, int] = {}
+    again = 0
+    for at in range(last):
+        piece = text[at : at + _PIECE]
+        again += at - seen.get(piece, -_UNIT - 1) <= _UNIT
+        seen[piece] = at
+    return again >= _AGAIN or _has_commonest(text)
+
+
+def _has_commonest(text: str) -> bool:
+    """Whether one word is most of the words."""
+    words = text.split()
+    return len(words) >= 12 and Counter(words).most_common(1)[0][1] >= _SHARE * len(words)
+
+
 def _is_text(unit: str) -> bool:
     """Whether a unit is letters, digits or signs; emoji may be repeated for joy."""
     return not all(unicodedata.category(letter) in ("So", "Sk", "Cf", "Mn", "Zs") for letter in unit)
 
 
+@lru_cache(maxsize=4096)
 def _script(letter: str) -> str:
     if letter.isascii():
         return "LATIN" if letter.isalpha() else ""
@@ -142,7 +174,7 @@ def _mixes_scripts(text: str, prompt: str) -> bool:
     Latin only, words of another script, not in brackets or quotes, at two places between Latin words or inside one, or
     at one place in a text of scattered signs. One foreign word is a name.
     """
-    if _LANGUAGES.search(prompt):
+    if text.isascii() or _LANGUAGES.search(prompt):
         return False
     counts = Counter(filter(None, map(_script, text)))
     counts.pop("GREEK", None) if counts["GREEK"] < 3 else None  # a formula's

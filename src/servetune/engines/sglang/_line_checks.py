@@ -25,9 +25,11 @@ Check = Literal[
 
 #: Below these shares of the number beside it, a throughput or an accuracy is too low; alone, below LOW_ACCURACY.
 SLOW, INACCURATE, LOW_ACCURACY = 0.8, 0.96, 0.6
-_SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok|token|t/s)")
-_RATE = re.compile(r"(\d+(?:\.\d+)?) ?(?:tok(?:en)?s?|t)(?:/| per )s")
-_ACCEPTED = re.compile(r"(?i)accept(?:ance|ed)?[ _-]len(?:gth)?\W{0,3}(\d+(?:\.\d+)?)")
+#: Digits are counted, and tried at the first only: a line may be nothing else.
+_DIGITS = r"\d{1,9}(?:\.\d{1,18})?"
+_SPEED = re.compile(rf"(?<!\d)({_DIGITS}) ?(?:tok|token|t/s)")
+_RATE = re.compile(rf"(?<!\d)({_DIGITS}) ?(?:tok(?:en)?s?|t)(?:/| per )s")
+_ACCEPTED = re.compile(rf"(?i)accept(?:ance|ed)?[ _-]len(?:gth)?\W{{0,3}}({_DIGITS})")
 _ACCEPTING = re.compile(r"(?i)\baccept(?:ance|ed)?[ _-]len")
 _QUOTED_SPEED = re.compile(
     r"(?i)\b(?:speed|throughput)\b\s?[=:]?\s?(?P<named>\d{1,9}(?:\.\d{1,9})?)(?![\w.]| ?(?:req|x\b|%|ms))"
@@ -41,10 +43,11 @@ _OF_OLD = re.compile(
 _OF_REFERENCE = re.compile(r"(?i)\b(?:reference|baseline)\b")
 #: A share of looping answers that is none of the model's.
 LOOPING = 0.05
-_TIME = re.compile(r"(?i)\d ?ms\b.*(?:/| per )tok|\b(?:TPOT|ITL|inter-token|per token)\b|\bms/tok")
+_TIME = re.compile(r"(?i)\A(?>.*?\d ?ms\b).*(?:/| per )tok|\b(?:TPOT|ITL|inter-token|per token)\b|\bms/tok")
 _VERSUS = re.compile(
-    r"(?i)(?P<ours>\d+(?:\.\d+)?)[^\d]{0,50}(?:\bvs\b|baseline|reference|without|previous|expected|\bwas\b|instead of)"
-    r"[^\d]{0,90}?(?<![\w.-])(?P<theirs>\d+(?:\.\d+)?)"
+    rf"(?i)(?<!\d)(?P<ours>{_DIGITS})[^\d]{{0,50}}"
+    r"(?:\bvs\b|baseline|reference|without|previous|expected|\bwas\b|instead of)"
+    rf"[^\d]{{0,90}}?(?<![\w.-])(?P<theirs>{_DIGITS})"
 )
 #: A flag and its value before the number that was measured with it.
 _FLAG_BETWEEN = re.compile(r"--[a-z][a-z0-9-]*(?:[ =][\w.]+(?=[:),;]))?")
@@ -61,7 +64,7 @@ _SAMPLING = re.compile(
 _OF_ANOTHER = re.compile(
     r"(?i)^\D*\b(?:reference|baseline|expected|previous|known[ -]good|last good|published|threshold)\b"
 )
-_GAIN = re.compile(r"(?i)speed-?up (?:of )?(\d+(?:\.\d+)?) ?x|(\d+(?:\.\d+)?) ?x (?:speed-?up|faster)|\bfaster\b")
+_GAIN = re.compile(rf"(?i)speed-?up (?:of )?({_DIGITS}) ?x|(?<!\d)({_DIGITS}) ?x (?:speed-?up|faster)|\bfaster\b")
 _FLAG = re.compile(r"--[a-z][\w-]+")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?) ?%")
 _SHARE = re.compile(r"(?<![\d.])(0?\.\d+|1\.0+)(?![\d.])")

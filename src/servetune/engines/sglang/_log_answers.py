@@ -81,8 +81,8 @@ class Answer:
     about: str
 
 
-def read(number: int, text: str) -> Answer | None:
-    """The answer in a line that may hold one (see `HINTS`), if it shows one."""
+def read(number: int, text: str, judged: bool = True) -> Answer | None:
+    """The answer that a line shows, if it does (see `HINTS`). `judged`: whether it makes sense is told."""
     if _LOGGED_REQUEST.search(text):
         return None
     ids = _IDS.search(text) if "tokens" in text or "_ids" in text else None
@@ -91,11 +91,11 @@ def read(number: int, text: str) -> Answer | None:
     if "logprob" in text and _NO_NUMBERS.search(text):
         return Answer(number, text, "", "", False, "probabilities that are no numbers", text)
     if any(map(text.__contains__, _RESPONSE)) or (text.startswith("{") and _JSON_PROMPT.search(text)):
-        return _of_response(number, text)
-    return _of_probe(number, text) if any(map(text.__contains__, _SEPARATORS)) else None
+        return _of_response(number, text, judged)
+    return _of_probe(number, text, judged) if any(map(text.__contains__, _SEPARATORS)) else None
 
 
-def _of_response(number: int, text: str) -> Answer | None:
+def _of_response(number: int, text: str, judged: bool) -> Answer | None:
     asked = _JSON_PROMPT.search(text)
     before = text.partition("{")[0]
     told = None if asked else _PROMPT.search(before) or _QUOTED_BEFORE.search(before)
@@ -104,14 +104,14 @@ def _of_response(number: int, text: str) -> Answer | None:
         answer = _unescaped(match[1])
         if answer:
             about = _JSON_TEXT.sub("", _JSON_PROMPT.sub("", text))
-            problem = nonsense(answer, prompt)
-            if not problem and not prompt and _CUT_OFF.search(text) and is_ruled(answer.strip()):
+            problem = nonsense(answer, prompt) if judged else ""
+            if judged and not problem and not prompt and _CUT_OFF.search(text) and is_ruled(answer.strip()):
                 problem = "one sign until the answer was cut off"
             return Answer(number, text, prompt, answer, False, problem, about)
     return None
 
 
-def _of_probe(number: int, text: str) -> Answer | None:
+def _of_probe(number: int, text: str, judged: bool) -> Answer | None:
     match = _ARROW.search(text) or _KEYED.search(text) or _BARE.search(text)
     if match is None:
         return None
@@ -119,7 +119,7 @@ def _of_probe(number: int, text: str) -> Answer | None:
     asked = _PROMPT.search(before) or _QUOTED_BEFORE.search(before)
     prompt, answer = _unescaped(asked["prompt"]) if asked else "", _unescaped(match["answer"])
     tagged = text.lstrip().startswith("[") or bool(asked)
-    problem = "" if _FINE.search(match["rest"]) else nonsense(answer, prompt)
+    problem = "" if not judged or _FINE.search(match["rest"]) else nonsense(answer, prompt)
     if not answer.strip() and prompt and tagged and not _FINE.search(match["rest"]):
         problem = "no answer at all"
     about = text
