@@ -14,11 +14,17 @@ REPAIR_DEPTH = 2
 def repaired(
     assignment: Assignment, failure: Failure, space: SearchSpace, depth: int, most: int
 ) -> Sequence[dict[str, Value]]:
-    """At most `most` assignments to try next, best first. Only flags of the space are touched, within their ranges."""
+    """At most `most` assignments to try next, best first. Only flags of the space are touched, within their ranges.
+
+    Of several values of one flag the first is tried: what lies beyond it is the sampler's to find.
+    """
     if depth > REPAIR_DEPTH:
         return ()
     mended: list[dict[str, Value]] = []
+    first = {repair.flag: repair for repair in reversed(failure.repairs)}
     for repair in failure.repairs:
+        if first[repair.flag] is not repair:
+            continue
         candidate = {flag: value for flag, value in assignment.items() if flag != repair.flag}
         if repair.value is not None:
             candidate[repair.flag] = repair.value
