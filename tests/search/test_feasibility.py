@@ -33,8 +33,9 @@ def worked(number=0, **changes):
     return Seen(number=number, codes=codes(**changes), complete=True, baseline=number == 0)
 
 
-def crashed(number, phase, slug="x", blamed=(), **changes):
-    return Seen(number=number, codes=codes(**changes), complete=False, slug=slug, phase=phase, blamed=frozenset(blamed))
+def crashed(number, phase, slug="x", blamed=(), sure=1.0, **changes):
+    told = {"slug": slug, "phase": phase, "blamed": frozenset(blamed), "confidence": sure}
+    return Seen(number=number, codes=codes(**changes), complete=False, **told)
 
 
 def chance(seen, **changes):
@@ -97,6 +98,24 @@ def test_flags_that_the_failure_names_weigh_more():
         return {blame.suspect: blame.probability for blame in Feasibility(GRID, seen).blames}
 
     assert odds(["env.NCCL_ALGO"])[(2, 1)] > 0.75 > odds([])[(2, 1)]
+
+
+@pytest.mark.parametrize("sure", [0.2, 0.4, 0.6])
+@pytest.mark.parametrize("phase", ["load", "serving"])
+def test_a_value_is_no_surer_guilty_than_its_crash_was_diagnosed(sure, phase):
+    seen = [worked(), worked(1, runner="triton"), crashed(2, phase, sure=sure, a2a="deepep")]
+    assert 0.7 * (1 - sure) < chance(seen, a2a="deepep") <= 1 - sure + 1e-9
+    again = [*seen, crashed(3, phase, sure=sure, a2a="deepep", runner="triton")]
+    assert chance(again, a2a="deepep") < chance(seen, a2a="deepep")
+
+
+def test_an_unsure_crash_does_not_clear_the_others_of_one_that_is_sure():
+    shared = {"a2a": "deepep", "allreduce": "tree"}
+    sure = [worked(), crashed(1, "load", **shared)]
+    unsure = [*sure, crashed(2, "load", sure=0.3, a2a="deepep", runner="triton")]
+    certain = [*sure, crashed(2, "load", a2a="deepep", runner="triton")]
+    tree = [chance(seen, allreduce="tree") for seen in (sure, unsure, certain)]
+    assert tree[0] < tree[1] < tree[2]
 
 
 @given(st.lists(st.floats(0.01, 0.6), min_size=1, max_size=6))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from servetune.core.failure import Evidence, Failure, Phase, Verdict
 from servetune.core.knowledge import Clause, LearnedConstraint, Scope
 from servetune.search.launched import END, Launched, position, settled
-from servetune.search.learning import Subject, implies, learned
+from servetune.search.learning import SURE, Subject, implies, learned
 
 FLAGS = {
     "moe-a2a-backend": ("moe-a2a-backend",),
@@ -29,7 +29,9 @@ ALLREDUCE = {
 BASE = {"moe-a2a-backend": "none", "moe-runner-backend": "auto", **ALLREDUCE["nccl"], "tp-size": 8}
 
 
-def failure(slug="model_artifact", phase=Phase.LOAD, named=(), deterministic=True, line="AssertionError", **more):
+def failure(
+    slug="model_artifact", phase=Phase.LOAD, named=(), deterministic=True, line="AssertionError", sure=0.9, **more
+):
     return Failure(
         slug=slug,
         phase=phase,
@@ -39,7 +41,7 @@ def failure(slug="model_artifact", phase=Phase.LOAD, named=(), deterministic=Tru
         evidence=(Evidence(line=1, text=line),),
         blamed=tuple(named),
         named=tuple(named),
-        confidence=0.9,
+        confidence=sure,
         **more,
     )
 
@@ -79,6 +81,22 @@ def test_a_value_that_the_log_names_is_forbidden_after_one_crash():
     assert found.lessons[0].line == "ImportError: DeepEP is not available"
     assert TP in found.forbids, "what a study keeps fixed and crashes depend on goes with it"
     assert not any(clause.flag == "host" for clause in found.forbids)
+
+
+@pytest.mark.parametrize("named", [(), ("moe-a2a-backend",)])
+@pytest.mark.parametrize("sure", [0.2, 0.3, 0.55, 0.6])
+def test_nothing_is_surer_than_the_one_diagnosis_that_it_rests_on(sure, named):
+    found = only([worked(0), crashed(1, failure("engine_bug", named=named, sure=sure), moe_a2a_backend="deepep")])
+    assert found.confidence == sure < SURE
+
+
+def test_crashes_that_blame_the_same_make_up_for_unsure_diagnoses():
+    unsure = failure("engine_bug", sure=0.4)
+    launches, told = [worked(0)], []
+    for number, chunk in enumerate((2048, 4096, 16384), 1):
+        launches.append(crashed(number, unsure, allreduce="tree", chunked_prefill_size=chunk))
+        told.append(only(launches).confidence)
+    assert told == [0.4, 0.64, 0.78]
 
 
 def test_two_values_that_the_log_names_are_forbidden_together():

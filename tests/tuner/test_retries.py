@@ -53,6 +53,18 @@ def test_a_success_between_two_faults_lets_the_study_go_on(tmp_path):
     assert (second.state, third.state, fourth.state) == (TrialState.FAIL, TrialState.COMPLETE, TrialState.FAIL)
 
 
+@pytest.mark.parametrize(("transient", "launches", "state"), [(1, 2, "complete"), (0, 1, "pruned")])
+def test_a_baseline_that_crashed_without_a_certain_reason_is_launched_once_more(tmp_path, transient, launches, state):
+    """In this study its first launch meets a crash that half of all launches meet."""
+    rule = {"when": {}, "probability": 0.5, "phase": "serving", "class": "engine_bug", "log": "RuntimeError: x"}
+    place = changed(tmp_path, KIMI, engine_rules=False, failures=[rule])
+    spec = spec_of(place, "random", node_hours=0.5, retries=Retries(transient=transient))
+    store, _ = replay(spec)
+    baseline = store.trials(spec.study)[0]
+    assert (len(baseline.runs), baseline.state.value) == (launches, state)
+    assert baseline.runs[0].failure.confidence < 0.8
+
+
 def test_between_two_tries_the_node_is_cleaned_and_left_alone(tmp_path, monkeypatch):
     spec, store = study(tmp_path, (2048,), transient=2, node_faults=1)
     events = []

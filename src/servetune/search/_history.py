@@ -25,9 +25,9 @@ UNKNOWN_SD = 0.02
 class Seen:
     """One launched trial. `log_levels`: concurrency → log tokens/s; `sd`: its standard deviation.
 
-    `slug` None: nothing failed. `facts`: memory in GiB, and KV tokens, as the log said. `given`: the assignment, which
-    may lie outside the space (a baseline's memory fraction, say) or leave a flag to the engine; `codes` is then the
-    point nearest to what was in effect.
+    `slug` None: nothing failed; `confidence`: of the diagnosis. `facts`: memory in GiB, and KV tokens, as the log said.
+    `given`: the assignment, which may lie outside the space (a baseline's memory fraction, say) or leave a flag to the
+    engine; `codes` is then the point nearest to what was in effect.
     """
 
     number: int
@@ -35,6 +35,7 @@ class Seen:
     complete: bool
     slug: str | None = None
     phase: str = "done"
+    confidence: float = 1.0
     blamed: frozenset[str] = frozenset()
     log_levels: Mapping[int, float] = field(default_factory=dict)
     sd: Mapping[int, float] = field(default_factory=dict)
@@ -121,6 +122,7 @@ def seen_of(
         complete=value is not None,
         slug=told.get("class"),
         phase=told.get("phase") or "done",
+        confidence=told.get("confidence", 1.0),
         blamed=frozenset(told.get("blamed", ())),
         log_levels={level: math.log(rate) for level, rate in levels.items() if rate > 0},
         sd={level: spread.get(level) or UNKNOWN_SD for level in levels},

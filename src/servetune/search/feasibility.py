@@ -3,12 +3,14 @@
 A kind is phase and class. A launch that passed a phase clears its values, and its pairs of values, of failures in that
 phase; a launch that failed in it accuses those that are left: at least one of them is guilty. Odds follow by belief
 propagation over these statements (each an OR of its suspects), so that a suspect shared by several crashes, or left
-alone, becomes certain, and one among many stays likely innocent. Failures of memory are not judged here: they have
-causes that add up (`_memory`).
+alone, becomes certain, and one among many stays likely innocent. What an unsure diagnosis says may be chance: then the
+launch would have failed whatever its values, and they become no more certain than it. Failures of memory are not
+judged here: they have causes that add up (`_memory`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from servetune.search._grid import Codes, Grid
 from servetune.search._history import OF_MEMORY, PHASES, Seen
+from servetune.search.learning import CERTAIN
 
 Floats = NDArray[np.float64]
 #: A value (axis, index) or a pair of values (axis, index, axis, index).
@@ -67,7 +70,7 @@ class Feasibility:
             if self._plain[p] and self._plain[q]
         }
         self._clear(seen)
-        self._doomed: list[tuple[list[int], Codes]] = []
+        self._doomed: dict[tuple[tuple[int, int], ...], float] = {}
         self.blames = self._blame(seen)
         self._single_log, self._pair_log = self._tables(seen)
 
@@ -78,8 +81,9 @@ class Feasibility:
             total += np.append(table, 0.0)[codes[:, p]]
         for (p, q), padded in self._pair_log.items():
             total += padded[codes[:, p], codes[:, q]]
-        for axes, values in self._doomed:
-            total[(codes[:, axes] == values[axes]).all(axis=1)] = IMPOSSIBLE
+        for values, log_chance in self._doomed.items():
+            rows = np.all([codes[:, axis] == value for axis, value in values], axis=0)
+            total[rows] = np.minimum(total[rows], log_chance)
         return total
 
     def certain(self, codes: Codes, least: float = 0.98) -> Blame | None:
@@ -122,17 +126,23 @@ class Feasibility:
             crashes = [self._suspects(trial.codes, PHASES.index(phase)) for trial in trials]
             self._doom(trials, crashes)
             prior = self._prior(trials, crashes, phase, slug)
-            for suspect, probability in propagated(crashes, prior).items():
-                told = tuple(t.number for t, accused in zip(trials, crashes, strict=True) if suspect in accused)
-                found.append(Blame(phase, slug, suspect, probability, told))
+            chance = [_by_chance(trial, accused, prior) for trial, accused in zip(trials, crashes, strict=True)]
+            for suspect, probability in propagated(crashes, prior, chance).items():
+                told = [trial for trial, accused in zip(trials, crashes, strict=True) if suspect in accused]
+                most = 1 - math.prod(_doubt(trial) for trial in told)
+                numbers = tuple(trial.number for trial in told)
+                found.append(Blame(phase, slug, suspect, min(most, probability), numbers))
         return tuple(sorted(found, key=lambda blame: -blame.probability))
 
     def _doom(self, trials: Sequence[Seen], crashes: Sequence[Sequence[Suspect]]) -> None:
-        """A point that has all the suspects of one crash fails for certain, whichever of them is guilty."""
+        """A point that has all the suspects of one crash fails as surely as it was diagnosed, whichever is guilty."""
         for trial, accused in zip(trials, crashes, strict=True):
             axes = {axis for suspect in accused for axis in suspect[::2] if self._plain[axis]}
             if axes:
-                self._doomed.append((sorted(axes), trial.codes))
+                values = tuple((axis, int(trial.codes[axis])) for axis in sorted(axes))
+                doubt = _doubt(trial)
+                log_doubt = math.log(doubt) if doubt > 0 else IMPOSSIBLE
+                self._doomed[values] = max(IMPOSSIBLE, self._doomed.get(values, 0.0) + log_doubt)
 
     def _prior(
         self, trials: Sequence[Seen], crashes: Sequence[Sequence[Suspect]], phase: str, slug: str
@@ -189,10 +199,25 @@ class Feasibility:
         return (NEW_VALUE * NEW_VALUE_WEIGHT + bad) / (NEW_VALUE_WEIGHT + good + bad)
 
 
+def _doubt(trial: Seen) -> float:
+    """Chance that the values of a failed launch had no part in it."""
+    return 0.0 if trial.confidence >= CERTAIN else 1 - trial.confidence
+
+
+def _by_chance(trial: Seen, accused: Sequence[Suspect], prior: dict[Suspect, float]) -> float:
+    """Chance that the launch fails without any guilty value: such that one crash leaves exactly its doubt."""
+    innocent, doubt = math.prod(1 - prior[suspect] for suspect in accused), _doubt(trial)
+    return min(1.0, (1 - innocent) / innocent * doubt / max(1e-9, 1 - doubt))
+
+
 def propagated(
-    crashes: Sequence[Sequence[Suspect]], prior: dict[Suspect, float], rounds: int = 12
+    crashes: Sequence[Sequence[Suspect]], prior: dict[Suspect, float], chance: Sequence[float] = (), rounds: int = 12
 ) -> dict[Suspect, float]:
-    """Posterior of each suspect: in every crash at least one of the accused is guilty (loopy sum-product)."""
+    """Posterior of each suspect: in every crash at least one of the accused is guilty (loopy sum-product).
+
+    `chance`, crash by crash: how likely it is without any of them; 0 where it is not said.
+    """
+    chance = chance or [0.0] * len(crashes)
     odds = {suspect: p / (1 - p) for suspect, p in prior.items()}
     ratio = [dict.fromkeys(accused, 1.0) for accused in crashes]
     for _ in range(rounds):
@@ -200,14 +225,14 @@ def propagated(
         for told in ratio:
             for suspect, r in told.items():
                 total[suspect] *= r
-        for told in ratio:
+        for told, by_chance in zip(ratio, chance, strict=True):
             guilty = {s: _probability(total[s] / told[s]) for s in told}
             for suspect in told:
                 nobody_else = 1.0
                 for other, p in guilty.items():
                     if other != suspect:
                         nobody_else *= 1 - p
-                told[suspect] = 1 / max(1e-6, 1 - nobody_else)
+                told[suspect] = 1 / max(1e-6, 1 - (1 - by_chance) * nobody_else)
     total = dict(odds)
     for told in ratio:
         for suspect, r in told.items():

@@ -1,12 +1,13 @@
 """Learned constraints out of a study's launches: a function of its history alone, for resuming.
 
 A crash that would happen again teaches: the settings that explain it (`explanations`), or a bound (`bounds`). What is
-sure is forbidden; what two crashes only suggest is forbidden at a confidence below SURE and tried again; what one
-unexplained crash leaves open forbids nothing.
+sure is forbidden; what two crashes only suggest, or unsure diagnoses say, is forbidden at a confidence below SURE and
+tried again; what one unexplained crash leaves open forbids nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,10 @@ from servetune.search.launched import Launched, Setting, is_context, settled
 
 #: Below this confidence a constraint is a suspicion that is tried again.
 SURE = 0.7
-#: Confidence in what is only left over when all that worked is taken away: after one crash, and after more.
-LEFT_OVER, LEFT_OVER_AGAIN = 0.75, 0.85
+#: From this confidence on nobody doubts a diagnosis, nor what it names, as long as the study has found what works.
+CERTAIN = 0.8
+#: Most confidence in what is only left over when all that worked is taken away: after one crash, and after more.
+LEFT_OVER, LEFT_OVER_AGAIN = 0.75, 0.78
 #: Confidence in what crashed twice although such crashes may pass.
 MAY_PASS = 0.65
 #: Out of memory over so much of the fraction, or so often, a setting is blamed and not the lack of room.
@@ -79,6 +82,12 @@ def teaches(failure: Failure) -> bool:
     return failure.verdict is Verdict.INFEASIBLE or failure.slug not in ("host_env", "overload", "invalid_measurement")
 
 
+def together(failures: Sequence[Failure]) -> float:
+    """How sure crashes are that blame the same: as the surest diagnosis, or surer for their number."""
+    alone = [failure.confidence for failure in failures]
+    return max(*alone, min(LEFT_OVER_AGAIN, 1 - math.prod(1 - one for one in alone)))
+
+
 def _is_of_memory(launched: Launched) -> bool:
     """`oom_weights` is not: the fraction does not help, something else is too heavy."""
     assert launched.crash is not None
@@ -89,16 +98,15 @@ def _of_explanation(
     subject: Subject, explanation: Explanation, launches: Sequence[Launched]
 ) -> LearnedConstraint | None:
     failures = [one.crash for one in explanation.crashes if one.crash is not None]
-    trials = {one.trial for one in explanation.crashes}
+    alone = len({one.trial for one in explanation.crashes}) == 1
     certain = any(failure.deterministic is True for failure in failures)
     if not certain and len(failures) < 2:
         return None
+    confidence = together(failures)
     if not certain:
-        confidence = MAY_PASS
-    elif explanation.named:
-        confidence = max(SURE, *(failure.confidence for failure in failures))
-    else:
-        confidence = LEFT_OVER if len(trials) == 1 else LEFT_OVER_AGAIN
+        confidence = min(MAY_PASS, confidence)
+    elif not explanation.named:
+        confidence = min(LEFT_OVER if alone else LEFT_OVER_AGAIN, confidence)
     core = _trimmed(explanation.core, launches, explanation.crashes[0])
     clauses = _clauses(core | explanation.context)
     return _constraint(subject, clauses, explanation.crashes, confidence)
@@ -166,7 +174,8 @@ def _whatever_the_room(
                 if not fractions:
                     continue
                 clauses = (Clause(flag=FRACTION, above=round(min(fractions) - MUCH_ROOM, 5)), *clauses)
-            yield _constraint(subject, clauses, members, LEFT_OVER)
+            failures = [one.crash for one in members if one.crash is not None]
+            yield _constraint(subject, clauses, members, min(LEFT_OVER, together(failures)))
 
 
 def _has_room(crash: Launched, slug: str, subject: Subject, launches: Sequence[Launched]) -> bool:

@@ -1,8 +1,8 @@
 """What crashes taught, while a study runs: learned when a launch ends, asked before one, withdrawn when it is wrong.
 
-What this study has seen crash is not launched again in it. What it has only been told is tried again: once it has
-rejected so many proposals (more, the surer it is), one that it covers is launched; and so it goes with what would
-otherwise end the search. docs/failures.md says why.
+What this study has seen crash for sure is not launched again in it. What it has only been told, or is not sure of, is
+tried again: once it has rejected so many proposals (more, the surer it is), one that it covers is launched; and so it
+goes with what would otherwise end the search. docs/failures.md says why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from servetune.core.study import StudySpec
 from servetune.core.trial import TrialRecord, TrialState
 from servetune.search.explanations import Suspicion
 from servetune.search.launched import Launched, kinds_of
-from servetune.search.learning import SURE, Learned, Subject, implies, learned
+from servetune.search.learning import CERTAIN, MAY_PASS, Learned, Subject, implies, learned
 from servetune.search.objections import Rule
 from servetune.storage import Store
 from servetune.tuner.launched import launched_of
@@ -245,28 +245,45 @@ class Knowledge:
         """Before the next trial: let what has rejected enough be tried again, one after the other."""
         if any(self._number + 1 - since < ALONE and not self._tested(key) for key, since in self.tests.items()):
             return
-        due = [one for one in self._untried(0.0) if self._rejections[one.key] >= patience(one)]
+        due = [one for one in self._doubted(MAY_PASS) if self._rejections[one.key] >= patience(one)]
         if due and (len(self.tests) + 1) * LAUNCHES_FOR_ONE <= len(self._records):
             self._test(min(due, key=lambda one: (one.confidence, one.key)))
 
     def last_resort(self, exhausted: bool) -> bool:
         """The search would end: try again what is least sure of all that kept it from something. False: nothing is.
 
-        `exhausted`: there is nothing else to propose, so that nothing is postponed any longer.
+        `exhausted`: there is nothing else to propose, so that nothing is postponed any longer, and what is left over
+        is doubted however sure its crashes were; when nothing has worked yet, everything is.
         """
-        doubtful = [one for one in self._untried(SURE if exhausted else 0.0) if self._rejections[one.key]]
+        if self._test_least_sure(self._doubted(CERTAIN)):
+            return True
+        if exhausted and self._rejections[POSTPONED] and POSTPONED not in self.tests:
+            self.tests[POSTPONED] = self._number + 1
+            return True
+        sure = CERTAIN if any(map(_worked, self._records)) else math.inf
+        return exhausted and self._test_least_sure(self._untried(sure))
+
+    def _test_least_sure(self, untried: Iterable[LearnedConstraint]) -> bool:
+        """Try again what is least sure of all that kept the search from something."""
+        doubtful = [one for one in untried if self._rejections[one.key]]
         if doubtful:
             self._test(min(doubtful, key=lambda one: (one.confidence, one.key)))
-        elif exhausted and self._rejections[POSTPONED] and POSTPONED not in self.tests:
-            self.tests[POSTPONED] = self._number + 1
-        else:
-            return False
-        return True
+        return bool(doubtful)
 
     def _untried(self, sure: float) -> list[LearnedConstraint]:
         """Not tried again yet, and not learned from this study's own crashes with at least this confidence."""
         untried = [one for key, one in self._standing.items() if key not in self.tests]
         return [one for one in untried if not self._is_own(one) or one.confidence < sure]
+
+    def _doubted(self, sure: float) -> list[LearnedConstraint]:
+        """Of the untried what this study was told, or itself learned from nothing but unsure diagnoses."""
+        return [one for one in self._untried(sure) if not self._is_own(one) or not self._is_certain(one)]
+
+    def _is_certain(self, constraint: LearnedConstraint) -> bool:
+        """Whether a crash of this study that taught it was diagnosed for certain."""
+        taught = {lesson.trial for lesson in constraint.lessons}
+        failures = [run.failure for r in self._records if r.number in taught for run in r.runs]
+        return any(one is not None and one.slug == constraint.slug and one.confidence >= CERTAIN for one in failures)
 
     def _test(self, constraint: LearnedConstraint) -> None:
         self.tests[constraint.key] = self._number + 1

@@ -15,6 +15,7 @@ from servetune.core.node import LaunchSpec, Node, NodeFacts
 from servetune.core.space import Assignment
 from servetune.core.study import StudySpec
 from servetune.core.trial import RunPurpose, RunRecord
+from servetune.search.learning import CERTAIN, teaches
 from servetune.storage import Store
 from servetune.tuner.adoption import TakenUp, take_up
 from servetune.tuner.confirm import Candidate
@@ -69,11 +70,15 @@ class Launches:
         self.guided = False  # whether the sampler learns from crashes itself
         self._remember()
 
-    def search(self, number: int, assignment: Assignment, on_level: OnLevel) -> RunResult:
-        """Launch a trial, and again while its failure is transient and tries are left."""
+    def search(self, number: int, assignment: Assignment, on_level: OnLevel, baseline: bool = False) -> RunResult:
+        """Launch a trial, and again while its failure is transient and tries are left.
+
+        So with a crash of the `baseline` that nobody is certain of: all that follows is compared with it.
+        """
         finished = self._finished(number)
         result = _result_of(finished[-1], self._spec) if finished else None
-        while result is None or (self._may_pass(result.failure) and len(finished) <= self._spec.retries.transient):
+        most = 1 + self._spec.retries.transient
+        while result is None or (len(finished) < most and self._may_pass(result.failure, baseline)):
             if result is not None and result.failure is not None:
                 self._pause(number, result.failure)
             result = self._launch(number, len(finished), RunPurpose.SEARCH, assignment, on_level)
@@ -88,11 +93,13 @@ class Launches:
         while (left_s := until_s - self._node.clock.now_s()) > 0:
             self._node.clock.sleep(left_s)
 
-    def _may_pass(self, failure: Failure | None) -> bool:
+    def _may_pass(self, failure: Failure | None, baseline: bool) -> bool:
         """Whether to launch the same again at once.
 
         A guided sampler comes back by itself to a configuration that crashed, with other company, when it is worth it.
         """
+        if failure is not None and baseline and teaches(failure) and failure.confidence < CERTAIN:
+            return True
         if failure is None or not _transient(failure):
             return False
         return not self.guided or failure.slug in NOT_THE_CONFIGURATION or failure.slug == "unknown"

@@ -139,9 +139,10 @@ class Tuner:
         if free is not None:
             self._finish(trial.number, assignment, free, None)
             return False
-        if self._checks is not None and self._is_baseline(trial.number):
+        baseline = self._is_baseline(trial.number)
+        if self._checks is not None and baseline:
             self._checks.warm_up()
-        result = self._launches.search(trial.number, assignment, self._reporter(trial))
+        result = self._launches.search(trial.number, assignment, self._reporter(trial), baseline)
         self._forget_checks()  # the engine has learned from the log
         outcome = outcome_of(self._spec, result.failure, result.measurements, result.pruned)
         self._finish(trial.number, assignment, outcome, result.failure)

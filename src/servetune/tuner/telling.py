@@ -30,7 +30,7 @@ def _weights(objective: Objective, levels: tuple[int, ...]) -> dict[str, float]:
 
 
 def told_of(outcome: Outcome, run: RunRecord | None, objective: Objective) -> dict[str, Any]:
-    """The trial's user attribute `result`: failure class, phase and blamed flags, levels, node seconds, memory.
+    """The trial's attribute `result`: failure (class, phase, confidence, blamed flags), levels, node seconds, memory.
 
     Levels are what each contributes to the objective; its relative deviation is taken to be the throughput's.
     """
@@ -43,6 +43,7 @@ def told_of(outcome: Outcome, run: RunRecord | None, objective: Objective) -> di
     return {
         "class": None if failure is None else failure.slug,
         "phase": None if failure is None else failure.phase.value,
+        "confidence": 1.0 if failure is None else failure.confidence,
         "blamed": [] if failure is None else list(failure.blamed),
         "levels": {level: objective.of(m) for level, m in measured.items()},
         "sd": {level: _relative_sd(m) for level, m in measured.items()},
