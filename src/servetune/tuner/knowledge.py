@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, UserDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from servetune.core.engine import Violation
 from servetune.core.events import Listener, Note
@@ -80,6 +80,7 @@ class Knowledge:
         self._learned = Learned()
         self._inherited = [one for one in store.learned() if self._is_inherited(one, spec.engine.model)]
         self._standing: dict[str, LearnedConstraint] = {}  # by key: all that hold now
+        self._failed_again: set[tuple[int, int]] = set()  # trials: one that taught, and one that tried it again
         self._rejections: Counter[str] = Counter()
         self._blocked: set[str] = set()
         self._number = 0  # of the trial that is being proposed
@@ -125,6 +126,17 @@ class Knowledge:
         held = [one for one in earlier if _may_hold(one, concluded, launches)]
         self._doubt([*self._inherited, *earlier], {one.key for one in held})
         self._standing = {one.key: one for one in (*standing, *held, *self._inherited)}
+        self._failed_again = {
+            pair for key in self.tests.keys() & stored.keys() for pair in self._trials_of(stored[key])
+        }
+
+    def _trials_of(self, tested: LearnedConstraint) -> Iterator[tuple[int, int]]:
+        """Of what was tried again: each trial that taught it before, with each that crashed alike since."""
+        since, forbids = self.tests[tested.key], tested.model_copy(update={"withdrawn": ""})
+        for record in self._records:
+            alike = record.failure is not None and record.failure.slug == tested.slug
+            if alike and record.number >= since and forbids.covers(self._view_of(record)):
+                yield from ((lesson.trial, record.number) for lesson in tested.lessons)
 
     def _launches_of(self, record: TrialRecord) -> Sequence[Launched]:
         """Kept as long as the record says the same: learning looks at every launch again after each."""
@@ -280,8 +292,10 @@ class Knowledge:
         return [one for one in self._untried(sure) if not self._is_own(one) or not self._is_certain(one)]
 
     def _is_certain(self, constraint: LearnedConstraint) -> bool:
-        """Whether a crash of this study that taught it was diagnosed for certain."""
+        """Whether a crash of this study that taught it was diagnosed for certain, or came when it was tried again."""
         taught = {lesson.trial for lesson in constraint.lessons}
+        if any(first in taught and again in taught for first, again in self._failed_again if first < again):
+            return True
         failures = [run.failure for r in self._records if r.number in taught for run in r.runs]
         return any(one is not None and one.slug == constraint.slug and one.confidence >= CERTAIN for one in failures)
 
