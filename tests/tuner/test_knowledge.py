@@ -8,7 +8,7 @@ from servetune.core.study import Budget
 from servetune.core.trial import TrialState
 from servetune.simulation.scenario import load_scenario
 from servetune.storage import MemoryStore
-from servetune.tuner.knowledge import patience
+from servetune.tuner.knowledge import EXPLAINED, patience
 
 
 def forbids(**flags):
@@ -186,3 +186,16 @@ def test_rejected_trials_cost_nothing_and_are_told_apart(tmp_path):
     rejected = [t for t in store.trials(spec.study) if t.state is TrialState.REJECTED]
     assert rejected
     assert not any(t.runs for t in rejected)
+
+
+def test_a_crash_by_chance_forbids_nothing_for_good(tmp_path):
+    """One launch in seven dies of what no value causes: what that taught of good values is withdrawn."""
+    rules = [{"when": {}, "probability": 0.15, "phase": "serving", "class": "engine_bug", "log": "RuntimeError: x"}]
+    spec = spec_of(changed(tmp_path, "generated-12", failures=rules), node_hours=10)
+    store, notes = replay(spec)
+    assert all(one.confidence < 0.8 for one in store.learned(withdrawn=True))
+    unsure = [one for one in store.learned(withdrawn=True) if one.confidence < 0.65]
+    assert unsure
+    assert any("worked with it" in one.withdrawn or EXPLAINED in one.withdrawn for one in unsure)
+    launches = sum(bool(trial.runs) for trial in store.trials(spec.study))
+    assert sum("trying again" in text for text in notes.texts) * 8 <= launches

@@ -136,7 +136,8 @@ class Knowledge:
         for record in self._records:
             alike = record.failure is not None and record.failure.slug == tested.slug
             if alike and record.number >= since and forbids.covers(self._view_of(record)):
-                yield from ((lesson.trial, record.number) for lesson in tested.lessons)
+                own = [lesson.trial for lesson in tested.lessons if lesson.study == self._study]
+                yield from ((trial, record.number) for trial in own)
 
     def _launches_of(self, record: TrialRecord) -> Sequence[Launched]:
         """Kept as long as the record says the same: learning looks at every launch again after each."""
