@@ -70,4 +70,8 @@ def console(stream: TextIO | None = None) -> Console:
 
     piped = not (stream or sys.stdout).isatty()
     plain = piped or bool(os.environ.get("NO_COLOR"))
-    return _Console(file=stream, width=160 if piped else None, highlight=False, color_system=None if plain else "auto")
+    columns = os.environ.get("COLUMNS", "")
+    width = None if not piped else int(columns) if columns.isdecimal() and len(columns) < 5 else 160
+    return _Console(
+        file=stream, width=max(width, 40) if width else width, highlight=False, color_system=None if plain else "auto"
+    )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, BinaryIO
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from servetune.cli._options import console, json_option, open_store, storage_option
+from servetune.cli import _diagnosis_screen
+from servetune.cli._log_bytes import LogBytes, UnreadableLogError
+from servetune.cli._options import json_option, open_store, storage_option
 from servetune.cli._seen import seen
 from servetune.core.errors import UsageError
 from servetune.core.failure import Failure, Phase, Verdict
@@ -20,7 +19,6 @@ from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.core.trial import TrialRecord
 from servetune.engines.sglang.logs import SglangLogReader
-from servetune.report import SIMULATED
 from servetune.storage import StudyStore
 from servetune.tuner.launches import log_dir
 from servetune.tuner.session import study_dir
@@ -33,24 +31,9 @@ Example:
   servetune diagnose quickstart --trial 7
 """
 
-_CHUNK_BYTES = 1 << 20
 #: As `core.node.Node.start` promises.
 LOG_FILE = "server.log"
-_SAYS = {
-    "infeasible": "this configuration cannot work here",
-    "retry": "may pass when tried again",
-    "stop": "the node needs a person",
-    "none": "nothing to do about the configuration",
-}
-_AGAIN = {
-    True: "the same command would fail again",
-    False: "the same command may pass",
-    None: "unknown whether it repeats",
-}
-#: A simulated server stamps its lines by the real clock and speaks of its own, which runs faster.
-CLOCKS = (
-    "Timeline (seconds between the log's stamps; what its lines say, such as elapsed=…, is the simulated node's time)"
-)
+_WANTED = "what the server printed on stdout and stderr: servetune diagnose server.log"
 
 
 @click.command(epilog=EXAMPLE)
@@ -61,26 +44,42 @@ CLOCKS = (
 def command(log: str, trial: int | None, storage: str, as_json: bool) -> None:
     """Say why an SGLang server died, from its log: class, deciding lines, flags to blame, what to change.
 
-    LOG is a file, or - for stdin. STUDY with --trial reads the log of a trial's last launch.
+    LOG is a file, or - for stdin, and may be packed with gzip, bzip2 or xz. STUDY with --trial reads the log of a
+    trial's last launch.
     """
     if trial is not None:
         with open_store(storage) as store:
             reader, failure, simulated = of_trial(store, log, trial)
         show(reader, failure, as_json, simulated)
         return
-    if log == "-":
-        reader = read_log(sys.stdin.buffer)
-    else:
-        try:
-            with open(log, "rb") as stream:
-                reader = read_log(stream)
-        except OSError as error:
-            message = f"cannot read the log {log!r}: {error.strerror}; give a file, - for stdin, or a study and --trial"
-            raise UsageError(message) from error
+    reader = _read(log)
     if reader.is_empty:
         place = "stdin had no data" if log == "-" else f"the log {log!r} is empty"
-        raise UsageError(f"{place}; give what the server printed on stdout and stderr: servetune diagnose server.log")
+        raise UsageError(f"{place}; give {_WANTED}")
     show(reader, reader.diagnose(None), as_json)
+
+
+def _read(log: str) -> SglangLogReader:
+    """The log of that name, or of stdin. Raises UsageError for what cannot be read or is no log of a server."""
+    try:
+        with nullcontext(sys.stdin.buffer) if log == "-" else open(log, "rb") as stream:
+            source = LogBytes(stream)
+            reader = _fed(source, {})
+    except UnreadableLogError as error:
+        raise UsageError(f"{_name(log)} {error}") from error
+    except OSError as error:
+        message = f"cannot read the log {log!r}: {error.strerror}; give a file, - for stdin, or a study and --trial"
+        raise UsageError(message) from error
+    if source.cut is not None:
+        click.echo(f"the {source.cut} data of {_name(log)} end early; this is what they hold", err=True)
+    if not reader.is_empty and reader.is_foreign and reader.diagnose(None).slug == "unknown":
+        what = "is binary data without a line of a server" if source.has_nul else "is no log of an SGLang server"
+        raise UsageError(f"{_name(log)} {what}; give {_WANTED}")
+    return reader
+
+
+def _name(log: str) -> str:
+    return "stdin" if log == "-" else f"the file {log!r}"
 
 
 def of_trial(store: StudyStore, study: str, trial: int) -> tuple[SglangLogReader, Failure, bool]:
@@ -132,9 +131,16 @@ WORKED = Failure(
 
 
 def read_log(stream: BinaryIO, assignment: Assignment | None = None) -> SglangLogReader:
-    """Read a whole log, in bounded memory. `assignment`: what the server was started with, where it is known."""
-    reader = SglangLogReader(assignment or {})
-    while chunk := stream.read(_CHUNK_BYTES):
+    """Read a whole log, in bounded memory. `assignment`: what the server was started with, where it is known.
+
+    Raises UnreadableLogError for what is no text and cannot be unpacked.
+    """
+    return _fed(LogBytes(stream), assignment or {})
+
+
+def _fed(source: LogBytes, assignment: Assignment) -> SglangLogReader:
+    reader = SglangLogReader(assignment)
+    for chunk in source:
         reader.feed(chunk)
     return reader
 
@@ -153,95 +159,4 @@ def show(reader: SglangLogReader, failure: Failure, as_json: bool, simulated: bo
     if as_json:
         click.echo(json.dumps(report, indent=2))
         return
-    shown = console()
-    if simulated:
-        shown.print(SIMULATED, markup=False, soft_wrap=True)
-    _verdict(shown, report, failure.message, reader.is_foreign)
-    _evidence(shown, report["evidence"])
-    _blamed(shown, reader, report["blamed"])
-    _repairs(shown, report["repair"])
-    _not_in_effect(shown, report["not_in_effect"])
-    _timeline(shown, report["timeline"], CLOCKS if simulated else "Timeline")
-
-
-def _verdict(shown: Console, report: Mapping[str, Any], cause: str, foreign: bool) -> None:
-    healthy = report["class"] == "none"
-    rank = f", first on {report['first_rank']}" if report["first_rank"] else ""
-    head = Text("no failure" if healthy else report["class"], style="bold green" if healthy else "bold red")
-    head.append(" (class none)" if healthy else f" in phase {report['phase']}{rank}", style="bold")
-    head.append(f"  (confidence {report['confidence']:.0%})", style="dim")
-    shown.print(head)
-    shown.print(Text(cause))
-    if foreign and report["class"] == "unknown":
-        shown.print(Text("Give what the server printed on stdout and stderr; this text says nothing of one."))
-    elif not healthy:
-        alive = report["verdict"] == "none"
-        again = "the server works" if alive else _AGAIN[report["deterministic"]]
-        shown.print(Text(f"{report['verdict']}: {_SAYS[report['verdict']]}; {again}"))
-    if report["advice"]:
-        shown.print(Text.assemble(("Next: ", "bold"), report["advice"]))
-
-
-def _evidence(shown: Console, evidence: Sequence[Mapping[str, Any]]) -> None:
-    if not evidence:
-        return
-    table = Table.grid(padding=(0, 2))
-    for index, item in enumerate(evidence):
-        table.add_row(Text(str(item["line"]), justify="right"), Text(item["text"][:400], style="" if index else "bold"))
-    _section(shown, "Deciding lines", table)
-
-
-def _blamed(shown: Console, reader: SglangLogReader, blamed: Sequence[str]) -> None:
-    if not blamed:
-        return
-    known = reader.flags()
-    table = Table.grid(padding=(0, 2))
-    for typed in blamed:
-        flag = typed.removeprefix("--") if typed.startswith("--") else f"env.{typed}"
-        passed = f"passed {known.asked[flag]}" if flag in known.asked else ("not passed" if known.asked else "")
-        used = f"the engine used {known.effective[flag]}" if flag in known.effective else ""
-        table.add_row(Text(typed), Text(passed), Text(used))
-    _section(shown, "To blame", table)
-
-
-def _repairs(shown: Console, repairs: Sequence[Mapping[str, Any]]) -> None:
-    if not repairs:
-        return
-    table = Table.grid(padding=(0, 2))
-    for item in repairs:
-        table.add_row(Text(_change(item["flag"], item["value"]), style="bold"), Text(item["reason"]))
-    _section(shown, "What to change (one at a time, first the best)", table)
-
-
-def _change(flag: str, value: Any) -> str:
-    if value is None:
-        return f"leave out {flag}"
-    if value is True:
-        return f"add {flag}"
-    return f"{flag} {value}" if flag.startswith("--") else f"{flag}={value}"
-
-
-def _not_in_effect(shown: Console, items: Sequence[Mapping[str, Any]]) -> None:
-    if not items:
-        return
-    table = Table.grid(padding=(0, 2))
-    for item in items:
-        table.add_row(Text(str(item["line"]), justify="right"), Text(item["what"]), Text(item["text"][:200]))
-    _section(shown, "Not in effect", table)
-
-
-def _timeline(shown: Console, entries: Sequence[Mapping[str, Any]], title: str) -> None:
-    if not entries:
-        return
-    table = Table.grid(padding=(0, 2))
-    for entry in entries:
-        seconds = "" if entry["seconds"] is None else f"{entry['seconds']:.0f} s"
-        memory = "" if entry["available_gib"] is None else f"{entry['available_gib']:.1f} GB free"
-        table.add_row(f"line {entry['line']}", entry["phase"], Text(seconds, justify="right"), memory)
-    _section(shown, title, table)
-
-
-def _section(shown: Console, title: str, table: Table) -> None:
-    shown.print()
-    shown.print(Text(title, style="underline"))
-    shown.print(table)
+    _diagnosis_screen.show(report)

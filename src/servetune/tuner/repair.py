@@ -21,16 +21,24 @@ def repaired(
     if depth > REPAIR_DEPTH:
         return ()
     mended: list[dict[str, Value]] = []
+    refused = _refused(failure, space)
     first = {repair.flag: repair for repair in reversed(failure.repairs)}
     for repair in failure.repairs:
         if first[repair.flag] is not repair:
             continue
-        candidate = {flag: value for flag, value in assignment.items() if flag != repair.flag}
+        candidate = {flag: value for flag, value in assignment.items() if flag != repair.flag and flag not in refused}
         if repair.value is not None:
             candidate[repair.flag] = repair.value
         if _allowed(repair.flag, repair.value, space) and candidate != dict(assignment) and candidate not in mended:
             mended.append(candidate)
     return mended[:most]
+
+
+def _refused(failure: Failure, space: SearchSpace) -> set[str]:
+    """Flags that the parser does not take: what replaces one helps only without it."""
+    if failure.slug != "cli_parse":
+        return set()
+    return {repair.flag for repair in failure.repairs if repair.value is None and _allowed(repair.flag, None, space)}
 
 
 def _allowed(flag: str, value: Value | None, space: SearchSpace) -> bool:

@@ -29,6 +29,11 @@ KEYS = [
     "timeline",
     "not_in_effect",
     "confidence",
+    "cause",
+    "survived",
+    "blamed_flags",
+    "starts",
+    "start",
 ]
 
 
@@ -170,17 +175,46 @@ def test_a_server_that_works_does_not_fail_again() -> None:
     assert "3  custom all-reduce" in shown  # and not the flag that switches it off
 
 
-@pytest.mark.parametrize("raw", [bytes(range(128, 256)) * 50, b"one\ntwo\nthree\n"], ids=["binary", "text"])
-def test_what_is_no_log_of_a_server_is_called_so(raw: bytes) -> None:
-    assert b"this is no SGLang log" in servetune("-", stdin=raw).stdout
+FOREIGN = {
+    "bytes": bytes(range(128, 256)) * 50,
+    "text": b"one\ntwo\nthree\n",
+    "accounts": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "document": b"# A tool\n\nUsage: tool [--json] [--batch FILE]\n\n## Start\n\n    python -m sglang.launch_server --model-path m\n",
+    "readme": b"# A tool\n\nIt loads weights.\nLoad weight begin. avail mem=79.00 GB\n\n## More\n\ntext\n",
+}
 
 
-def test_a_text_that_names_flags_is_still_no_log() -> None:
-    done = servetune("-", stdin=b"# A tool\n\nUsage: tool [--json] [--batch FILE]\n")
-    assert b"this is no SGLang log" in done.stdout
-    assert b"may pass when tried again" not in done.stdout
-    usage = b"usage: launch_server.py [-h] --model-path MODEL_PATH [--model-path X] [--tp-size N]\n"
-    assert b"this is no SGLang log" not in servetune("-", stdin=usage).stdout
+@pytest.mark.parametrize("raw", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_what_is_no_log_of_a_server_is_bad_input(raw: bytes, words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(raw)
+    done = servetune(str(path), *words)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(f"error: the file '{path}' is no log of an SGLang server".encode())
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_stdin_that_is_no_log_is_bad_input() -> None:
+    done = servetune("-", stdin=FOREIGN["text"])
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"stdin is no log" in done.stderr
+
+
+FRAGMENTS = {
+    "usage": b"usage: launch_server.py [-h] --model-path MODEL_PATH [--model-path X] [--tp-size N]\n",
+    "exception": b"VendorError: something nobody has seen\n",
+    "frames": b'  File "/x/sglang/srt/models/a.py", line 3, in forward\n    x = y\nVendorError: odd\n',
+    "command": b"+ python -m sglang.launch_server --model-path m --tp-size 2\n",
+    "issue": b"### Describe the bug\n\n## Log\n\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+}
+
+
+@pytest.mark.parametrize("raw", FRAGMENTS.values(), ids=FRAGMENTS)
+def test_a_fragment_is_diagnosed(raw: bytes) -> None:
+    done = servetune("-", stdin=raw)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
 
 
 @pytest.mark.parametrize("raw", [b"", b" \n\n"])

@@ -1,64 +1,55 @@
-"""Whom a failure blames: the flags that its signature, its words and its frames point at, and how surely."""
+"""Of each blamed flag: whether it was given, what was passed, and what the engine made of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import Any
 
-from servetune.core.failure import Verdict
-from servetune.engines.sglang._failure_causes import Cause
-from servetune.engines.sglang._log_flags import (
-    LaunchFlags,
-    accused,
-    accused_unseen,
-    kept,
-    suspects,
-    switched_by_frames,
-)
-from servetune.engines.sglang._log_run import Run
-from servetune.engines.sglang._repair_without import left_out_of_reference, named_before_reference
+from servetune.core.failure import Failure
+from servetune.engines.sglang._log_args import flag_name, spelled
+from servetune.engines.sglang._log_flags import LaunchFlags
+from servetune.engines.sglang._repair_words import typed
 
-#: Where the configuration decides: without a flag in the log, what was asked for is suspected.
-_SUSPICIOUS = frozenset(
-    ("arch_unsupported", "graph_capture", "jit_autotune", "device_fault", "engine_bug", "invalid_combo", "comm_runtime")
-)
-#: Confidence in a blame that rests on suspicion alone.
-SUSPICION = 0.5
+#: What the parser says of words that it does not take: they were given.
+_UNRECOGNISED = re.compile(r"unrecognized arguments?: (?P<words>.+)")
+_ARGUMENT = re.compile(r"\bargument (?P<names>-[^\s:]+): (?:invalid (?:choice|\w+ value): (?P<value>'[^']*'|\S+))?")
+_WORD = re.compile(r"--?([A-Za-z][\w-]*)(?:[ =]((?!--)\S+))?")
 
 
-def blamed_of(cause: Cause, text: str, run: Run, flags: LaunchFlags) -> tuple[list[str], bool]:
-    """Flags to blame, and whether the log points at them (else they are only suspected)."""
-    assert cause.entry is not None
-    signature = cause.entry.signature
-    if cause.entry.owner.slug == "cli_parse":
-        named = re.findall(r"--([A-Za-z][\w-]*)", cause.groups.get("flags") or cause.text)
-        return list(dict.fromkeys(named))[:3], True
-    found = accused(text, cause.stack, flags) if signature.blame == "auto" else kept(signature.blame, flags)
-    if "named_without" in signature.repair:
-        compared = [*left_out_of_reference(text, run, flags), *named_before_reference(text, run, flags)]
-        found = list(dict.fromkeys([*compared, *found]))
-    if not found and cause.trace is None:
-        found = accused_unseen(cause.stack, flags)
-    if found or cause.entry.owner.slug not in _SUSPICIOUS or cause.entry.verdict is Verdict.STOP:
-        return found[:3], True
-    found = switched_by_frames(cause.stack, flags) or suspects(cause.phase, flags)
-    if not found and cause.entry.owner.slug == "device_fault" and "event_loop_overlap" in cause.stack:
-        found = ["disable-overlap-schedule"]
-    return found[:3], False
+def blamed_flags(failure: Failure, flags: LaunchFlags) -> list[dict[str, Any]]:
+    """`{flag, given, passed, used}` of each, as typed.
+
+    `given`: whether it was given; None where the log does not show what was. `passed`: its value, True for a switch
+    alone. `used`: the value in the engine's own arguments. Both are None where the log does not show them.
+    """
+    refused = _refused(failure)
+    told = any(not name.startswith("env.") for name in flags.asked)
+    found = []
+    for name in failure.blamed:
+        asked = {**flags.asked, **refused}
+        given = name in asked
+        shown = told and not name.startswith("env.")
+        found.append(
+            {
+                "flag": spelled(name),
+                "given": given if given or shown else None,
+                "passed": asked.get(name),
+                "used": flags.effective.get(name),
+            }
+        )
+    return found
 
 
-#: A signature with a list of so few flags, and this sure, is about them; a longer list is one of suspects.
-FEW, SURE = 3, 0.75
-
-
-def named_of(cause: Cause, text: str, blamed: Sequence[str], flags: LaunchFlags) -> tuple[str, ...]:
-    """Those of the blamed flags that the log's words point at; a frame alone is where it showed, not why."""
-    assert cause.entry is not None
-    signature = cause.entry.signature
-    if cause.entry.owner.slug == "cli_parse":
-        return tuple(blamed)
-    listed = signature.blame != "auto" and len(signature.blame) <= FEW and signature.confidence >= SURE
-    if listed and cause.entry.owner.slug != "wrong_output":
-        return tuple(blamed)
-    by_words = accused(text, "", flags)
-    return tuple(flag for flag in blamed if flag in by_words)
+def _refused(failure: Failure) -> dict[str, Any]:
+    """What the deciding lines show of a command that the parser refused."""
+    found: dict[str, Any] = {}
+    for evidence in failure.evidence if failure.slug == "cli_parse" else ():
+        match = _UNRECOGNISED.search(evidence.text)
+        for name, value in _WORD.findall(match["words"]) if match else ():
+            found[name] = found[flag_name(name)] = typed(value) if value else True
+        match = _ARGUMENT.search(evidence.text)
+        for name, _ in _WORD.findall(match["names"].replace("/", " ")) if match else ():
+            found[name] = found[flag_name(name)] = (
+                typed(match["value"].strip("'")) if match and match["value"] else None
+            )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -282,6 +283,23 @@ def _survived_trace(trace: Trace, run: Run) -> bool:
         return True
     in_child = "multiprocessing/process.py" in (trace.chain[-1].first_frame if trace.chain else "")
     return progress.markers > trace.progress and not in_child
+
+
+#: At most so many lines are shown of what a server survived.
+MAX_SURVIVED = 8
+
+
+def survived(run: Run, healthy: bool) -> list[tuple[int, str]]:
+    """The first lines that look like failures and were none, because the server went on after them.
+
+    `healthy`: alarming words without a meaning of their own count too.
+    """
+    lines = [(event.number, event.text) for event in run.events if _survived_event(event, run)]
+    lines += [trace.raised[-1].lines[0] for trace in run.traces if trace.raised and _survived_trace(trace, run)]
+    if healthy and run.worry and run.worry[2] is not Phase.SERVING:
+        lines.append(run.worry[:2])
+    asked_to_stop = run.stop_line or math.inf
+    return sorted({number: (number, text) for number, text in lines if number < asked_to_stop}.values())[:MAX_SURVIVED]
 
 
 #: What failed had a second way, which was taken.

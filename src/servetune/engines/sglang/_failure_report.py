@@ -7,7 +7,11 @@ from typing import Any
 
 from servetune.core.failure import Failure
 from servetune.core.space import Assignment
-from servetune.engines.sglang._failure_text import masked
+from servetune.core.wording import shortened
+from servetune.engines.sglang._failure_blame import blamed_flags
+from servetune.engines.sglang._failure_causes import survived
+from servetune.engines.sglang._failure_text import as_evidence, masked
+from servetune.engines.sglang._log_args import spelled
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_phases import timeline
 from servetune.engines.sglang._log_run import Run
@@ -17,12 +21,14 @@ from servetune.engines.sglang._replaced_options import resolved
 _ENDED = re.compile(r"Subprocess scheduler_(\d+)\b|Rank (\d+) scheduler (?:is dead|died)")
 
 
-def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]:
-    """A failure as scripts read it; flags spelled as on the command line, variables by their names.
+def report(run: Run, assignment: Assignment, failure: Failure, starts: int) -> dict[str, Any]:
+    """A failure of `run`, one of `starts` servers in the log; flags spelled as typed, variables by their names.
 
     `{class, phase, verdict, deterministic, first_rank, evidence: [{line, text}], blamed: […],
-    repair: [{flag, value, reason}], advice, timeline: […], not_in_effect: […], confidence}`.
+    repair: [{flag, value, reason}], advice, timeline: […], not_in_effect: […], confidence}`, then `cause`, `survived`,
+    `blamed_flags`, `starts` and `start`. docs/failures.md has their types and units.
     """
+    flags = LaunchFlags.of(run, assignment)
     return {
         "class": failure.slug,
         "phase": failure.phase.value,
@@ -30,24 +36,25 @@ def report(run: Run, assignment: Assignment, failure: Failure) -> dict[str, Any]
         "deterministic": failure.deterministic,
         "first_rank": first_rank(run, failure),
         "evidence": [evidence.model_dump() for evidence in failure.evidence],
-        "blamed": [typed(flag) for flag in failure.blamed],
-        "repair": [{"flag": typed(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
+        "blamed": [spelled(flag) for flag in failure.blamed],
+        "repair": [{"flag": spelled(one.flag), "value": one.value, "reason": one.reason} for one in failure.repairs],
         "advice": failure.advice,
         "timeline": timeline(run.progress, run.end_s),
-        "not_in_effect": [{**item, "flag": typed(item["flag"])} for item in not_in_effect(run, assignment)],
+        "not_in_effect": [{**item, "flag": spelled(item["flag"])} for item in not_in_effect(run, assignment)],
         "confidence": failure.confidence,
+        "cause": failure.message,
+        "survived": [evidence.model_dump() for evidence in as_evidence(survived(run, failure.slug == "none"))],
+        "blamed_flags": blamed_flags(failure, flags),
+        "starts": starts,
+        "start": run.start,
     }
-
-
-def typed(flag: str) -> str:
-    """A flag as typed on a command line: `--tp-size`; an environment variable by its name."""
-    return flag.removeprefix("env.") if flag.startswith("env.") else f"--{flag}"
 
 
 def first_rank(run: Run, failure: Failure) -> str | None:
     """Rank of the first evidence whose line names one, as the log prints it; a traceback's before a library line's."""
     lines = [evidence.line for evidence in failure.evidence]
     ranks = {number: trace.rank for trace in run.traces for one in trace.raised for number, _ in one.lines}
+    ranks.update({trace.line: trace.rank for trace in run.traces})
     loose = {event.number: event.rank for event in run.events}
     loose.update({number: rank for known in run.explaining.values() for number, _, rank in known})
     for known_ranks in (ranks, loose):
@@ -79,7 +86,7 @@ def not_in_effect(run: Run, assignment: Assignment) -> list[dict[str, Any]]:
                     "what": what(flag),
                     "why": notice.why,
                     "line": number,
-                    "text": masked(text.strip()[:300]),
+                    "text": shortened(masked(text.strip()), 300),
                 },
             )
     return list(found.values())
@@ -106,7 +113,7 @@ def what(flag: str) -> str:
     """The option as a person names it: `--disable-custom-all-reduce` switches "custom all-reduce" off."""
     plain = flag.removeprefix("disable-")
     if plain == flag:
-        return typed(flag)
+        return spelled(flag)
     return plain.replace("-", " ").replace("all reduce", "all-reduce")
 
 

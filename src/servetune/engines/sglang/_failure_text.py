@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from servetune.core.failure import Evidence
+from servetune.core.wording import ELLIPSIS, shortened
 from servetune.engines.sglang import _log_notices
 from servetune.engines.sglang._failure_causes import Cause
 from servetune.engines.sglang._log_run import MAX_EVIDENCE_TEXT, Run
@@ -64,7 +65,14 @@ def as_evidence(lines: Sequence[tuple[int, str]]) -> Iterator[Evidence]:
     for number, text in lines:
         if number not in seen:
             seen.add(number)
-            yield Evidence(line=number, text=masked(text.strip())[:MAX_EVIDENCE_TEXT])
+            yield Evidence(line=number, text=_quoted(text))
+
+
+def _quoted(text: str) -> str:
+    """A line without secrets. One that was kept in part only, because it is so long, ends with an ellipsis."""
+    kept = masked(text.strip())
+    whole = len(text) < MAX_EVIDENCE_TEXT
+    return shortened(kept if whole else kept + ELLIPSIS, MAX_EVIDENCE_TEXT)
 
 
 def masked(text: str) -> str:
@@ -77,7 +85,7 @@ def sentence(template: str, cause: Cause, lead: tuple[int, str] | None, numbers:
     first = lead[1] if lead else cause.line_text
     values = {
         **{name: value or "" for name, value in cause.groups.items()},
-        "first_line": first.strip()[:200],
+        "first_line": shortened(first.strip(), 200),
         "at_frame": f" in {frames[-1]}" if frames else "",
         "kv_tokens": run.progress.kv_tokens,
         "memory_sentence": _memory_sentence(numbers),
@@ -93,7 +101,7 @@ def _memory_sentence(numbers: Numbers) -> str:
     if numbers.fraction is None:
         return f"{left}, and the fraction keeps more than that outside the pool"
     kept_out = numbers.before * (1 - numbers.fraction)
-    return f"{left}, and mem-fraction-static {numbers.fraction:g} keeps {kept_out:.1f} GB outside the KV pool"
+    return f"{left}, and --mem-fraction-static {numbers.fraction:g} keeps {kept_out:.1f} GB outside the KV pool"
 
 
 def _oom_sentence(numbers: Numbers) -> str:

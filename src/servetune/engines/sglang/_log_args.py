@@ -48,6 +48,11 @@ def flag_name(name: str) -> str:
     return ALIASES.get(plain, plain)
 
 
+def spelled(flag: str) -> str:
+    """A flag as typed on a command line: `--tp-size`; an environment variable by its name."""
+    return flag.removeprefix("env.") if flag.startswith("env.") else f"--{flag}"
+
+
 def shows_arguments(text: str) -> bool:
     """Whether the engine prints its arguments in this line; the code in a frame only passes them on."""
     return "server_args=" in text and _ARGS.search(text) is not None
@@ -108,6 +113,8 @@ def parse_command(text: str) -> tuple[dict[str, Value], dict[str, str]] | None:
     """
     match = _COMMAND.search(text)
     if match is None or "Example:" in text or "<model>" in text:  # the engine's own advice shows no launch
+        return None
+    if text.lstrip().startswith("usage:"):  # of the parser: what may be given, not what was
         return None
     env = dict(re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]{2,})=(\S+)", text[: match.start()]))
     return dict(_flags(_words(text[match.end() :]))), env

@@ -41,9 +41,9 @@ class Left(NamedTuple):
     command: dict[str, Value]
     env: dict[str, str]
 
-    def begin(self) -> Run:
-        """A new run."""
-        return Run(command=dict(self.command), env=dict(self.env))
+    def begin(self, start: int) -> Run:
+        """A new run, which is the server's start of that ordinal."""
+        return Run(command=dict(self.command), env=dict(self.env), start=start)
 
     @property
     def is_long(self) -> bool:
@@ -198,16 +198,16 @@ class Lives:
 
         Takes the next arguments. Returns their place and the life that they begin.
         """
-        reader = self._reader
+        reader, start = self._reader, self._reader.run.start
         while True:
-            left = shown.after(life.left)
+            left, start = shown.after(life.left), start + 1
             following = self._life(block, life.end, left)
             if following is None or following.shown is None:
                 break
             life, shown = following, following.shown
         number = reader.number + block.lines(block.ends[read], block.starts[life.at])
         reader.number = number + block.lines(block.starts[life.at], block.starts[life.end])
-        reader.run = left.begin()
+        reader.run = left.begin(start)
         reader.take(block.offset + block.starts[life.end], block.arguments(life.end))
         self._skipped = Skipped(life, number, reader.run)
         return life.end, following
@@ -219,7 +219,8 @@ class Lives:
             return
         start, end = block.starts[skipped.life.at], block.starts[skipped.life.end]
         reader = BlockReader()
-        reader.run, reader.number = skipped.life.left.begin(), skipped.number
+        reader.run = skipped.life.left.begin(skipped.successor.start - 1)
+        reader.number = skipped.number
         reader.take(block.offset + start, block.text[start:end])
         reader.settle()
         skipped.successor.previous = reader.run

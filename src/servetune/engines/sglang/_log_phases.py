@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servetune.core.failure import Phase
+from servetune.core.wording import shortened
 from servetune.engines.sglang._log_lines import Line
 
 #: Ranks that are followed one by one.
@@ -99,7 +100,7 @@ class Progress:
         value = float(match.group(1))
         if key not in self.memory or value < self.memory[key]:
             self.memory[key] = value
-            self.memory_lines[key] = (line.number, line.text[:300])
+            self.memory_lines[key] = (line.number, shortened(line.text, 300))
         if self.steps and pattern is _AVAILABLE:
             self.steps[-1].available_gib = value
         return value
@@ -202,7 +203,7 @@ def _autotune_end(progress: Progress, line: Line) -> None:
 
 def _jit(progress: Progress, line: Line) -> None:
     if progress.jit_line is None:
-        progress.jit_line = (line.number, line.text[:500])
+        progress.jit_line = (line.number, shortened(line.text, 500))
     if progress.phase is Phase.KV_ALLOC:
         progress.enter(Phase.WARMUP, line)
 

@@ -69,6 +69,7 @@ class Run:
     last_decode_line: int = 0
     last_answer_line: int = 0
     stamp_s: float = 0.0
+    start: int = 1  # ordinal of this server among those that the log shows
     previous: Run | None = None  # the server that ran before in the same log
     native: NativeStack = field(default_factory=NativeStack)
     request: OpenRecord = field(default_factory=OpenRecord)
@@ -340,7 +341,7 @@ class Run:
         """State for the next server in the same log; the command is kept unless another one was shown since."""
         self.previous = None
         command, env = self.following or (self.command, {})
-        return Run(command=dict(command), env={**self.env, **env}, previous=self)
+        return Run(command=dict(command), env={**self.env, **env}, start=self.start + 1, previous=self)
 
     @property
     def decided(self) -> bool:

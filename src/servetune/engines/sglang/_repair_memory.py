@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from servetune.core.failure import Phase, Repair
+from servetune.engines.sglang._log_args import spelled
 from servetune.engines.sglang._log_flags import usable
 from servetune.engines.sglang._repair_numbers import Draft, Numbers
 
@@ -85,7 +86,7 @@ def _empty_window(draft: Draft, why: str) -> None:
     shrink_graphs(draft, f"{why}; smaller graphs free memory")
     for flag in ("speculative-algorithm", "moe-a2a-backend", "enable-eplb"):
         if draft.flags.on(flag):
-            draft.add(flag, None, f"{why}; {flag} costs memory beside the pool")
+            draft.add(flag, None, f"{why}; {spelled(flag)} costs memory beside the pool")
     _more_parallel(draft, why)
 
 
@@ -177,7 +178,7 @@ def _has_prefill_limit(draft: Draft) -> bool:
 
 def no_prefill_graph(draft: Draft) -> None:
     if draft.flags.on("enable-piecewise-cuda-graph"):
-        draft.add("enable-piecewise-cuda-graph", None, "leave out the piecewise CUDA graph")
+        draft.add("enable-piecewise-cuda-graph", None, "it captures graphs of prefills, which cost memory")
     elif draft.flags.on("cuda-graph-backend-prefill") or _has_prefill_limit(draft):
         draft.add("cuda-graph-backend-prefill", "disabled", "switch the prefill graph off")
     else:
@@ -211,7 +212,7 @@ def shrink_running_if_many(draft: Draft) -> None:
 def less_weight_memory(draft: Draft) -> None:
     for flag in ("moe-a2a-backend", "speculative-algorithm", "enable-eplb", "ep-num-redundant-experts"):
         if draft.flags.on(flag):
-            draft.add(flag, None, f"{flag} adds weights on each GPU")
+            draft.add(flag, None, f"{spelled(flag)} adds weights on each GPU")
     _more_parallel(draft, "the weights do not fit (the memory fraction does not matter here)")
 
 

@@ -161,7 +161,7 @@ def fitting_redundancy(draft: Draft) -> None:
     redundant, ranks = draft.current("ep-num-redundant-experts"), draft.current("ep-size")
     if redundant and ranks and ranks > 1 and redundant % ranks:
         fitting = math.ceil(redundant / ranks) * int(ranks)
-        draft.add("ep-num-redundant-experts", fitting, f"a multiple of ep-size {ranks:g}, as the model's experts are")
+        draft.add("ep-num-redundant-experts", fitting, f"a multiple of --ep-size {ranks:g}, as the model's experts are")
 
 
 def shrink_host_cache(draft: Draft) -> None:

@@ -138,11 +138,11 @@ def named_without(draft: Draft) -> None:
     """
     text = "\n".join([draft.text, *_about_the_same(draft)])
     for flag in left_out_of_reference(text, draft.run, draft.flags):
-        draft.add(flag, None, f"without {flag} it was better")
+        draft.add(flag, None, "without it the result was better")
     for name, value in _WITH.findall(text):
         flag = flag_name(name)
         if str(draft.flags.value(flag)) != value:
-            draft.add(flag, typed(value.rstrip(".")), f"with {flag} {value} it was better")
+            draft.add(flag, typed(value.rstrip(".")), f"with {value} the result was better")
 
 
 def _about_the_same(draft: Draft) -> list[str]:

@@ -14,10 +14,12 @@ from typing import Any
 from servetune.core.failure import Failure, Phase, Repair, Verdict
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
+from servetune.core.wording import shortened
 from servetune.engines.sglang._failure_advice import UNKNOWN, advice_for
-from servetune.engines.sglang._failure_blame import SUSPICION, blamed_of, named_of
 from servetune.engines.sglang._failure_causes import Cause, causes_of, choose
+from servetune.engines.sglang._failure_ends import cut_off, interrupted, is_foreign, unlike
 from servetune.engines.sglang._failure_signs import stuck_phase
+from servetune.engines.sglang._failure_suspects import SUSPICION, blamed_of, named_of
 from servetune.engines.sglang._failure_table import entry
 from servetune.engines.sglang._failure_text import as_evidence, evidence_of, explanation, masked, sentence
 from servetune.engines.sglang._log_flags import (
@@ -46,7 +48,7 @@ _SEEN = {
 
 def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | None) -> Failure:
     """One failure for one log; see `SglangLogReader.diagnose`."""
-    run = _telling(run)
+    run = telling(run)
     flags = LaunchFlags.of(run, assignment)
     causes = list(causes_of(run, flags))
     chosen = choose(causes, run)
@@ -56,7 +58,7 @@ def diagnose(run: Run, assignment: Assignment, exit: Exit | None, hint: str | No
     return seen if seen is not None else _none(run)
 
 
-def _telling(run: Run) -> Run:
+def telling(run: Run) -> Run:
     """The last server of the log; the one before when that died and the last one had only begun the same start."""
     begun = run.progress.ready or run.deaths or run.traces or run.events
     loops = run.previous is not None and run.previous.decided and run.repeats(run.previous)
@@ -130,7 +132,7 @@ def _unknown(cause: Cause, run: Run, flags: LaunchFlags) -> Failure:
         slug="unknown",
         phase=cause.phase,
         verdict=Verdict.INFEASIBLE,
-        message=f"no known class; the first failure says: {masked(cause.line_text.strip()[:200])}",
+        message=f"no known class; the first failure says: {shortened(masked(cause.line_text.strip()), 200)}",
         evidence=tuple(as_evidence(lines)),
         blamed=blamed,
         repairs=repairs_for(("advised",), draft),
@@ -151,7 +153,7 @@ def _table_failure(
     draft = Draft(run, flags, numbers, text, {}, blamed, phase)
     evidence = tuple(as_evidence(lines))
     repairs = repairs_for(signature.repair, draft)
-    values = {"at_frame": "", "first_line": lines[0][1].strip()[:200] if lines else "", **values}
+    values = {"at_frame": "", "first_line": shortened(lines[0][1].strip(), 200) if lines else "", **values}
     return Failure(
         slug=found.owner.slug,
         phase=phase,
@@ -241,13 +243,16 @@ def _without_effect(run: Run, flags: LaunchFlags) -> Failure | None:
         notice = resolved(said, flags)
         if _should_work(notice, flags) or _asked_in_vain(notice, flags):
             failure = _table_failure(
-                "option_without_effect", run, flags, [(number, text)], phase, notice=text.strip()[:200]
+                "option_without_effect", run, flags, [(number, text)], phase, notice=shortened(text.strip(), 200)
             )
             on = [flag for flag in notice.flags if flags.on(flag)]
             blamed = [*(flag for flag, _ in notice.repair), *(on or ([] if notice.repair else notice.flags[:1]))]
-            steps = [Repair(flag=flag, value=value, reason="takes another path") for flag, value in notice.repair]
+            steps = [
+                Repair(flag=flag, value=value, reason="the engine then takes another path")
+                for flag, value in notice.repair
+            ]
             drop = [
-                Repair(flag=flag, value=None, reason=f"leave out {flag}: it does nothing here")
+                Repair(flag=flag, value=None, reason="it does nothing here")
                 for flag in notice.flags
                 if flags.on(flag) and (notice.why != "override" or notice.subject)
             ]
@@ -290,8 +295,10 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
     """From how the process ended, or from an end in the log that nothing explains."""
     code = _SIGNALS.get(exit.code, exit.code) if exit is not None and exit.code is not None else None
     last = [run.last_line] if run.last_line[0] else []
-    if run.stop_line or code in (-15, -2) or _interrupted(run):
+    if run.stop_line or code in (-15, -2) or interrupted(run):
         return None
+    if not run.deaths and not code and (cut := cut_off(run)) is not None:
+        return cut
     lines = [*run.deaths[:2], *last]
     phase = run.progress.phase
     shot = run.deaths and all(text.strip() == "Killed" for _, text in run.deaths)
@@ -309,7 +316,7 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         message = f"the process ended with status {code} and its log does not say why"
     else:
         message = (
-            f"{_unlike(run)}the log ends in phase {phase.value} without an error: still starting, or ended from outside"
+            f"{unlike(run)}the log ends in phase {phase.value} without an error: still starting, or ended from outside"
         )
     return Failure(
         slug="unknown",
@@ -320,23 +327,6 @@ def _by_end(run: Run, flags: LaunchFlags, exit: Exit | None) -> Failure | None:
         advice=None if is_foreign(run) else UNKNOWN,
         confidence=0.2,
     )
-
-
-def _unlike(run: Run) -> str:
-    """A warning where nothing looks like SGLang."""
-    return "this is no SGLang log, no line looks like the server's: " if is_foreign(run) else ""
-
-
-def is_foreign(run: Run) -> bool:
-    """Whether no line looks like SGLang's or like a Python program's end. Any text may name flags, not the model's."""
-    known = run.progress.steps or run.effective or run.command or run.stamp_s or run.deaths or run.traces
-    return not known and "--model-path" not in run.usage_flags
-
-
-def _interrupted(run: Run) -> bool:
-    """Whether somebody pressed Ctrl-C: the launcher ended by it, and nothing else was raised."""
-    endings = [trace.raised[-1].text for trace in run.traces if trace.raised]
-    return bool(endings) and all(text.startswith("KeyboardInterrupt") for text in endings)
 
 
 def _none(run: Run) -> Failure:

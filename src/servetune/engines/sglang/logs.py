@@ -14,6 +14,7 @@ from servetune.core.failure import Failure, Phase
 from servetune.core.node import Exit
 from servetune.core.space import Assignment
 from servetune.engines.sglang import _failure_report, _log_args, _log_phases, failures
+from servetune.engines.sglang._failure_ends import is_foreign
 from servetune.engines.sglang._log_blocks import BlockReader
 from servetune.engines.sglang._log_flags import LaunchFlags
 from servetune.engines.sglang._log_fragment import MAX_BYTES, completed, is_fragment
@@ -142,7 +143,10 @@ class SglangLogReader:
     @property
     def is_foreign(self) -> bool:
         """Whether no line looks like the server's: the text is something else."""
-        return failures.is_foreign(self._closed())
+        if not is_foreign(self._closed(), bytes(self._head)):
+            return False
+        whole = completed(bytes(self._head)) if self._fed_bytes <= MAX_BYTES else None
+        return whole is None or is_foreign(whole, bytes(self._head))
 
     def facts(self) -> Mapping[str, Any]:
         """JSON-able: `{phase, ready, version, memory, kv_tokens, …, server_args, timeline, throughput}`.
@@ -196,11 +200,12 @@ class SglangLogReader:
 
     def report(self, failure: Failure) -> dict[str, Any]:
         """A diagnosis of this log as `servetune diagnose --json` prints it."""
-        return _failure_report.report(self._closed(), self._assignment, failure)
+        run = self._closed()
+        return _failure_report.report(failures.telling(run), self._assignment, failure, run.start)
 
     def flags(self) -> LaunchFlags:
         """Flags as passed (the assignment, else the command that the log shows) and as the engine used them."""
-        return LaunchFlags.of(self._closed(), self._assignment)
+        return LaunchFlags.of(failures.telling(self._closed()), self._assignment)
 
     def _closed(self) -> Run:
         """The state including skipped lines and an unfinished last line; reading goes on as if nobody had looked."""

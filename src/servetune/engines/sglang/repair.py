@@ -10,7 +10,7 @@ from typing import Any
 from servetune.core.failure import Repair
 from servetune.core.space import Value
 from servetune.engines.sglang._failure_table import Step
-from servetune.engines.sglang._log_args import flag_name, is_set
+from servetune.engines.sglang._log_args import flag_name, is_set, spelled
 from servetune.engines.sglang._repair_advice import raised
 from servetune.engines.sglang._repair_memory import (
     less_weight_memory,
@@ -81,18 +81,18 @@ def _verb(verb: str, argument: Any, draft: Draft) -> None:
             if not is_set(value) and draft.flags.known and not draft.flags.on(flag):
                 continue
             if draft.flags.value(flag) != value:
-                draft.add(flag, value, f"{flag} {value} avoids it")
+                draft.add(flag, value, "it should avoid this failure")
 
 
 def _drop(draft: Draft, flag: str) -> None:
     if draft.flags.on(flag) or (flag in draft.blamed and _may_be_on(draft, flag)):
-        draft.add(flag, None, f"leave out {flag}")
+        draft.add(flag, None, "the failure is about it")
 
 
 def _halve(draft: Draft, flag: str) -> None:
     value = draft.current(flag)
     if value is not None and value >= 2:
-        draft.add(flag, int(value) // 2, f"{flag} {value:g} does not fit; half of it may")
+        draft.add(flag, int(value) // 2, f"{spelled(flag)} {value:g} does not fit; half of it may")
 
 
 def _drop_blamed(draft: Draft) -> None:
@@ -101,9 +101,9 @@ def _drop_blamed(draft: Draft) -> None:
         if flag in needed and not draft.flags.on(flag):
             continue
         if flag.startswith("disable-") and not draft.flags.on(flag):
-            draft.add(flag, True, f"{flag}: the engine then takes another path")
+            draft.add(flag, True, "the engine then takes another path")
         elif _may_be_on(draft, flag) and not flag.startswith(("tp-size", "mem-fraction", "model-path")):
-            draft.add(flag, None, f"leave out {flag}: without it the engine takes another path")
+            draft.add(flag, None, "without it the engine takes another path")
 
 
 def _may_be_on(draft: Draft, flag: str) -> bool:
@@ -117,7 +117,6 @@ def _rename_flags(draft: Draft) -> None:
     choices = re.findall(r"--([a-z][\w-]*)", draft.groups.get("choices") or "")
     for name, value in asked:
         old = name.replace("_", "-")
-        draft.add(name if "_" in name else flag_name(name), None, f"--{name} does not exist in this version")
         renamed, fixed = RENAMED.get(old, (None, None))
         new = choices[0] if choices else renamed
         if new is None and "_" in name:
@@ -127,6 +126,7 @@ def _rename_flags(draft: Draft) -> None:
             new = near[0] if near else None
         if new and new != name:
             draft.add(new, _new_value(draft, old, new, fixed, value), f"--{new} takes the place of --{name}")
+        draft.add(name if "_" in name else flag_name(name), None, f"--{name} does not exist in this version")
 
 
 def _new_value(draft: Draft, old: str, new: str, fixed: Value | None, value: str) -> Value:
@@ -183,7 +183,7 @@ def _other_kernels(draft: Draft) -> None:
         elif flag == "ep-size":
             draft.add(flag, 1, "each rank then holds a part of every expert")
         elif _may_be_on(draft, flag) and not flag.startswith(("tp-size", "model-path", "mem-fraction")):
-            draft.add(flag, None, f"leave out {flag}: other kernels are then used")
+            draft.add(flag, None, "other kernels are then used")
 
 
 def _no_autotune(draft: Draft) -> None:
