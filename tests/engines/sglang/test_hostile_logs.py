@@ -85,3 +85,42 @@ def test_a_line_of_measures_takes_milliseconds(line: str) -> None:
     reader.feed("".join(f"{line}{at * 'x'}\n" for at in range(5)).encode())
     reader.diagnose(None)
     assert time.process_time() - before < 1
+
+
+CRASHED = SERVES + (
+    "[2026-11-30 10:10:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "/x/site-packages/sglang/srt/managers/scheduler.py", line 9, in run_scheduler_process\n    x()\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n\n"
+    "[2026-11-30 10:10:01] Received sigquit from a child process. It usually means the child failed.\n"
+)
+#: What is put before and behind each line.
+TERMINAL_DRESS = (
+    ("\x1b]0;a title: Killed\x07", ""),
+    ("\x1b]8;;http://host/error\x1b\\", "\x1b]8;;\x1b\\"),
+    ("\x9d0;title\x9c", ""),
+    ("\x1b[38:2::10:20:30m", "\x1b[0m"),
+    ("\x1b[>4;1m\x1b[?25l", "\x1b[K"),
+    ("\x9b31m", "\x9b0m"),
+    ("x\b", ""),
+    ("|\b/\b-\b \b", "\b"),
+    ("\x1bPq#0\x1b\\", ""),
+)
+
+
+@pytest.mark.parametrize(("before", "behind"), TERMINAL_DRESS)
+def test_what_a_terminal_takes_for_itself_is_taken_off(before: str, behind: str) -> None:
+    assert slug("".join(f"{before}{line}{behind}\n" for line in CRASHED.split("\n"))) == slug(CRASHED) != "unknown"
+
+
+@pytest.mark.parametrize("colour", ["\x1b[31m", "\x9b1m", "\x1b[38:5:7m"])
+def test_colours_within_words(colour: str) -> None:
+    words = "OSError: [Errno 28] No space left on device\n"
+    dressed = "".join(letter if letter.isspace() else f"{colour}{letter}\x1b[0m" for letter in CRASHED)
+    assert slug(dressed) == slug(CRASHED)
+    spaced = "".join(letter if letter.isspace() else f"{colour}{letter}\x1b[0m" for letter in words)
+    assert slug(SERVES + spaced) == slug(SERVES + words) != "none"
+
+
+def test_an_escape_without_an_end_hides_nothing() -> None:
+    assert slug(SERVES + "\x1b]0;\nOSError: [Errno 28] No space left on device\n") == "host_env"
+    assert slug(SERVES + "\x1b]" * 30_000 + "\n" + "\b" * 60_000 + "a\b" * 9_000 + "\n") == "none"

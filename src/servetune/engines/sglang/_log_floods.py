@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from servetune.engines.sglang._log_lines import LineCleaner
+from servetune.engines.sglang._log_lines import LineCleaner, is_dressed
 from servetune.engines.sglang._log_notices import RETRACTION
 from servetune.engines.sglang._log_requests import shows_request
 from servetune.engines.sglang._log_run import NOTICES, PER_SIGNATURE, Run
@@ -139,7 +139,7 @@ class Floods:
                 break
 
     def _kind_of(self, shape: bytes, raw: bytes, known: str) -> Kind:
-        kind = Kind.NOTHING if is_dull(raw) and not shows_request(raw) else kind_of(raw, known)
+        kind = Kind.NOTHING if is_dull(raw) and not (is_dressed(raw) or shows_request(raw)) else kind_of(raw, known)
         if kind is not Kind.READ and _JSON in raw:
             return kind if kind is Kind.NOTHING else Kind.READ
         if len(shape) <= SHAPE_BYTES:

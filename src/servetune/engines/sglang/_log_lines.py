@@ -23,10 +23,18 @@ MAX_TEXT = HEAD_BYTES + TAIL_BYTES
 #: Physical lines without the logger's stamp repeat (frames of tracebacks above all): how many of which length are kept.
 REMEMBERED, REMEMBERED_BYTES = 4096, 400
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[@-Z\\-_])?|^\[\d{1,2}(?:;\d{1,2})*m|\[0?m$")
+#: What a terminal takes for itself: titles, links and other strings up to their end, colours and moves, other escapes;
+#: and what is left of a colour where the escape character got lost.
+_ANSI = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*+(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]|\x1b(?:[()][A-Z0-9]|[@-Z\\-_])?|^\[\d{1,2}(?:;\d{1,2})*m|\[0?m$"
+)
+#: One of these is in every line with such dress but a lost escape: a backspace, too. The same in raw lines.
+_DRESS = ("\x1b", "\b", "\x9b", "\x9d", "\x90", "\x98", "\x9e", "\x9f")
+_RAW_DRESS = (b"\x1b", b"\b", b"\0", b"\xc2\x9b", b"\xc2\x9d", b"\xc2\x90", b"\xc2\x98", b"\xc2\x9e", b"\xc2\x9f")
 _RANKS = r"((?: [A-Z][A-Z_]{0,7}\d+)*)"
 #: Escapes, and what is left of them where a terminal's escape character got lost; several lines in one.
-_SPECIAL = ("\x1b", "\x00", "\r", "\n", "[0m", "[m")
+_SPECIAL = (*_DRESS, "\x00", "\r", "\n", "[0m", "[m")
 _STAMP = re.compile(rf"\[(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?{_RANKS}\] ?")
 _SHORT_STAMP = re.compile(rf"^\[(?:\d\d-\d\d )?(\d\d:\d\d:\d\d){_RANKS}\] ?")
 _RANK_ONLY = re.compile(r"^\[([A-Z]{2,4}\d+(?: [A-Z]{2,4}\d+)*)\] ")
@@ -171,8 +179,24 @@ def _cleaned(learned: str, raw: bytes) -> tuple[str, tuple[Line, ...]]:
 
 
 def _without_escapes(text: str) -> str:
-    coloured = "\x1b" in text or text.startswith("[") or text.endswith("m")
-    return _ANSI.sub("", text) if coloured else text
+    if any(map(text.__contains__, _DRESS)) or text.startswith("[") or text.endswith("m"):
+        text = _ANSI.sub("", text)
+    return _overwritten(text) if "\b" in text else text
+
+
+def is_dressed(raw: bytes) -> bool:
+    """Whether a raw line holds what a terminal does not show: words may then be in pieces."""
+    return any(map(raw.__contains__, _RAW_DRESS))
+
+
+def _overwritten(text: str) -> str:
+    """The text as a terminal shows it where letters were gone back over."""
+    shown, place = list[str](), 0
+    for index, piece in enumerate(text.split("\b")):
+        place = max(0, place - (index > 0))
+        shown[place : place + len(piece)] = piece
+        place += len(piece)
+    return "".join(shown)
 
 
 def _strip_prefix(learned: str, text: str) -> tuple[str, str, str]:

@@ -30,7 +30,7 @@ _ARGS = b"server_args="
 #: The shape of the logger's time, which decides nothing.
 _STAMP = b"[0000-00-00 00:00:00"
 #: Arguments as the logger of no rank prints them, and nothing else in their line.
-_PLAIN = re.compile(rb"\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\] (?:[^\x00\x1b\r\n\[]++|\[(?!0?m|\d{4}-))*+\n")
+_PLAIN = re.compile(rb"\[20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\] (?:[^\x00\x08\x1b\r\n\[\xc2]++|\[(?!0?m|\d{4}-))*+\n")
 _PLAIN_BYTES = 32 * 1024
 _LOST_ESCAPE = re.compile(rb"(?<!\x1b)\[0m")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from servetune.engines.sglang._log_lines import Line, LineCleaner
+from servetune.engines.sglang._log_lines import Line, LineCleaner, is_dressed
 from servetune.engines.sglang._log_notices import DEATH
 from servetune.engines.sglang._log_tracebacks import HEADER, MAX_TRACES, Body, TracebackAssembler, is_fatal_header
 from servetune.engines.sglang._log_words import shapes_of
@@ -18,7 +18,7 @@ from servetune.engines.sglang._log_words import shapes_of
 #: Bodies that are remembered, and the longest of them in bytes; shapes of headers.
 _BODIES, BODY_BYTES, _HEADERS, _HEADER_BYTES = 128, 64 * 1024, 512, 1024
 #: With any of these a line is more than a line of a traceback.
-NO_BODY = (b"\r", b"\x1b", b'{"', b"[20", b"Fatal Python", b"server_args=")
+NO_BODY = (b"\r", b"\x1b", b"\b", b"\xc2", b'{"', b"[20", b"Fatal Python", b"server_args=")
 #: With any of these a header is more than that.
 _NO_HEADER = ("server_args=", "Fatal Python error")
 _END = HEADER.decode()
@@ -100,7 +100,7 @@ class TracebackFloods:
 
 def _header(raw: bytes) -> Header:
     lines = LineCleaner().clean(0, raw) if raw.startswith(b"[20") and raw.endswith(HEADER) else ()
-    if len(lines) != 1 or not lines[0].stamped or b"\x1b" in raw or b"\0" in raw:
+    if len(lines) != 1 or not lines[0].stamped or is_dressed(raw):
         return Header(False, False)
     text = lines[0].text
     alone = text.endswith(_END) and not DEATH.search(text) and not any(map(text.__contains__, _NO_HEADER))
