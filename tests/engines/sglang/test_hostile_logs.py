@@ -124,3 +124,14 @@ def test_colours_within_words(colour: str) -> None:
 def test_an_escape_without_an_end_hides_nothing() -> None:
     assert slug(SERVES + "\x1b]0;\nOSError: [Errno 28] No space left on device\n") == "host_env"
     assert slug(SERVES + "\x1b]" * 30_000 + "\n" + "\b" * 60_000 + "a\b" * 9_000 + "\n") == "none"
+
+
+@pytest.mark.parametrize("opening", ["(head, ", "[launcher ", "<Actor "])
+def test_a_line_of_100_000_characters_that_might_begin_with_a_launchers_prefix_is_read_at_once(opening):
+    """Work that grows with the square of the line would take minutes."""
+    line = (opening + "x" * 100_000 + "\n").encode()
+    before = time.process_time()
+    reader = SglangLogReader({})
+    reader.feed(line * 3)
+    reader.diagnose(None)
+    assert time.process_time() - before < 5

@@ -43,10 +43,11 @@ _NCCL_RANK = re.compile(r"^\S+:\d+:\d+ \[(\d+)\] ")
 _RETURN = re.compile(r"\r")
 _BAR = re.compile(r"%[|]|\d+it \[")
 #: "(head, rank=0, pid=8292) ", "(Actor(rank=3) pid=616) ": words and pairs, one of which names a process.
-_PAIR = r"\w+=[^\s,()\[\]<>=]+"
+_PAIR = r"\w{1,40}=[^\s,()\[\]<>=]{1,80}"
 _NAMED_PROCESS = re.compile(
-    r"^ ?[(\[<](?=[A-Za-z])(?=[^()\[\]]*(?:\([^()]*\))?[^()\[\]]*\b(?:pid|rank|local_rank|node_rank|worker|node|host)=)"
-    rf"(?:[\w.:/-]+(?:\([^()]{{0,40}}\))?,? ){{0,3}}{_PAIR}(?:,? {_PAIR}){{0,6}}[)\]>]:? ?"
+    r"^ ?[(\[<](?=[A-Za-z])(?=[^()\[\]]{0,99}(?:\([^()]{0,40}\))?[^()\[\]]{0,99}"
+    r"\b(?:pid|rank|local_rank|node_rank|worker|node|host)=)"
+    rf"(?:[\w.:/-]{{1,80}}(?:\([^()]{{0,40}}\))?,? ){{0,3}}{_PAIR}(?:,? {_PAIR}){{0,6}}[)\]>]:? ?"
 )
 #: A viewer's severity and time of a line, in either order; INFO of the engine's own lines has no time beside it.
 _LEVEL = r"(?i:\[?(?:INFO|ERROR|WARN(?:ING)?|DEBUG|NOTICE|CRITICAL|DEFAULT|ALERT|FATAL)\]?)"
