@@ -212,7 +212,7 @@ def lead(record: TrialRecord, baseline: TrialRecord | None, spec: StudySpec) -> 
 
 def compared(record: TrialRecord, baseline: TrialRecord, spec: StudySpec) -> tuple[Sequence[RunRecord], Sides]:
     """The fresh launches that a trial's lead counts, and the baseline's beside them. Empty without a confirmation."""
-    ours = [run for run in valued(record, spec) if run.purpose is RunPurpose.CONFIRM]
+    ours = _fresh(record, spec)
     return ours, sides(ours, valued(baseline, spec))
 
 
@@ -255,7 +255,7 @@ def _simplest(
 ) -> TrialRecord:
     """Of those that cannot be told apart from the best, the one that changes the fewest flags of the baseline."""
     best = max(confirmed, key=lambda t: leads[t.number].gain)
-    logs = {t.number: [math.log(v) for v in _values(t, spec, confirmed_only=True) if v > 0] for t in confirmed}
+    logs = {t.number: [math.log(v) for v in _run_values(_fresh(t, spec), spec) if v > 0] for t in confirmed}
     gains = {t.number: math.log1p(leads[t.number].gain) for t in confirmed}
 
     def tied(record: TrialRecord) -> bool:
@@ -288,12 +288,11 @@ def passed_by_chance(record: TrialRecord, spec: StudySpec) -> bool:
     """
     searched = [run.failure for run in record.runs if run.purpose is RunPurpose.SEARCH]
     crashed = any(failure is not None and is_the_configurations(failure) for failure in searched)
-    return crashed and not _values(record, spec, confirmed_only=True)
+    return crashed and not _fresh(record, spec)
 
 
-def _values(record: TrialRecord, spec: StudySpec, confirmed_only: bool) -> list[float]:
-    runs = valued(record, spec)
-    return _run_values([run for run in runs if not confirmed_only or run.purpose is RunPurpose.CONFIRM], spec)
+def _fresh(record: TrialRecord, spec: StudySpec) -> list[RunRecord]:
+    return [run for run in valued(record, spec) if run.purpose is RunPurpose.CONFIRM]
 
 
 def valued(record: TrialRecord, spec: StudySpec) -> list[RunRecord]:
